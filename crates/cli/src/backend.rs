@@ -15,6 +15,7 @@ use tidegate::{
 use tidegate_core::limit::audit::Entry;
 use tidegate_core::limit::name::Namespace;
 use tidegate_core::limit::token::{Token, TokenId, TokenScopes};
+use tidegate_server::Secret;
 
 use crate::failure::Failure;
 use crate::parse::Units;
@@ -56,6 +57,8 @@ pub(crate) struct TokenRequest {
     pub(crate) name: String,
     pub(crate) scopes: TokenScopes,
     pub(crate) expires_at: Option<Stamp>,
+    /// Its secret; generated if absent. A server generates it always.
+    pub(crate) secret: Option<Secret>,
 }
 
 /// A created token and its secret, which is shown once and not stored.

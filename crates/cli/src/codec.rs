@@ -12,7 +12,7 @@ use tidegate::store::lifecycle::{
 };
 use tidegate::store::{Cursor, Page};
 use tidegate::{
-    Balance, Capacity, Entity, Explanation, LimitLine, LimitName, Policy, PolicyChanges, Scope, Source,
+    Balance, Capacity, DeclaredToken, Entity, Explanation, LimitLine, LimitName, Policy, Scope, Source,
     Stamp, Step, Subject, Tally, Usage, UsageSum, Version, Versioned, Window, Would,
 };
 use tidegate_core::limit::audit::{Change, Entry};
@@ -22,6 +22,7 @@ use crate::backend::{AcquireRequest, CreatedToken, Grant, Status, StoredPolicy};
 use crate::default_paths::OpenStore;
 use crate::failure::Failure;
 use crate::format;
+use crate::manifest::{Applied, EntityChange, ManifestChanges};
 use crate::plot::Series;
 use crate::verbs::serve::Addresses;
 
@@ -91,7 +92,7 @@ pub(crate) fn changed(step: &Step, version: Option<Version>) -> Json {
 }
 
 /// A plan, with the version it was applied at, if it was.
-pub(crate) fn plan(plan: &PolicyChanges, version: Option<Version>) -> Json {
+pub(crate) fn plan(changes: &ManifestChanges) -> Json {
     let step = |step: &Step| {
         json!({
             "scope": scope(&step.scope),
@@ -100,8 +101,36 @@ pub(crate) fn plan(plan: &PolicyChanges, version: Option<Version>) -> Json {
             "after": step.after.as_ref().map(policy),
         })
     };
-    let steps: Vec<Json> = plan.steps().iter().map(step).collect();
-    json!({ "has_changes": !plan.is_empty(), "changes": steps, "version": version.map(Version::number) })
+    let steps: Vec<Json> = changes.policies.steps().iter().map(step).collect();
+    let changed = |change: &EntityChange| {
+        json!({
+            "before": change.before.as_ref().map(entity),
+            "after": bare_entity(&change.after),
+        })
+    };
+    let token = |token: &DeclaredToken| {
+        json!({
+            "id": token.id.as_str(),
+            "name": token.name,
+            "scopes": token.scopes.iter().map(|scope| scope.to_string()).collect::<Vec<_>>(),
+            "expires_at": token.expires_at.map(|at| at.to_string()),
+        })
+    };
+    json!({
+        "has_changes": !changes.is_empty(),
+        "changes": steps,
+        "entities": changes.entities.iter().map(changed).collect::<Vec<_>>(),
+        "tokens": changes.tokens.iter().map(token).collect::<Vec<_>>(),
+        "version": null,
+    })
+}
+
+/// The changes of a manifest that was applied, with the secrets of new tokens.
+pub(crate) fn applied(changes: &ManifestChanges, applied: &Applied) -> Json {
+    let mut json = plan(changes);
+    json["version"] = json!(applied.version.number());
+    json["tokens"] = applied.tokens.iter().map(made_token).collect();
+    json
 }
 
 fn bare_entity(entity: &Entity) -> Json {

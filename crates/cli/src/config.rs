@@ -52,6 +52,9 @@ pub(crate) struct ServeSettings {
     /// The `[envoy]` table of a file: its address and rules.
     #[arg(skip)]
     pub(crate) envoy: Option<toml::Table>,
+    /// Apply this file of limits, entities and tokens at the start and on SIGHUP; see `limits apply`
+    #[arg(long, value_name = "FILE", env = "TIDEGATE_MANIFEST", hide_env_values = true)]
+    pub(crate) manifest: Option<PathBuf>,
     /// Let other machines connect without TLS: tokens cross the network in plain text
     #[arg(long, value_name = "BOOL", env = "TIDEGATE_WITHOUT_TLS", hide_env_values = true)]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
@@ -185,6 +188,7 @@ pub(crate) struct Serving {
     pub(crate) listen: SocketAddr,
     pub(crate) metrics: Option<SocketAddr>,
     pub(crate) envoy: Option<(SocketAddr, EnvoyRules)>,
+    pub(crate) manifest: Option<PathBuf>,
     pub(crate) without_tls: bool,
     pub(crate) tls: Option<TlsSettings>,
     /// A warning for the log about a key without effect.
@@ -215,6 +219,7 @@ impl ServeSettings {
             listen: self.listen.or(file.listen).unwrap_or(LISTEN),
             metrics: self.metrics.or(file.metrics),
             envoy: envoy::decide(self.envoy_listen, file.envoy)?,
+            manifest: self.manifest.or(file.manifest),
             without_tls: self.without_tls.or(file.without_tls).unwrap_or(false),
             warning: file.aggregate.map(|_| AGGREGATE_IS_IGNORED),
             log: self.log.or(file.log).unwrap_or(LogForm::Text),

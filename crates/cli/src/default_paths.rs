@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use crate::failure::Failure;
 
 /// An open store, and its address.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct OpenStore {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) url: String,

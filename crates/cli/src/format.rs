@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidegate::{OnExpiry, OnUnavailable, Policy, Scope, Stamp};
+use tidegate::{Entity, OnExpiry, OnUnavailable, Policy, Scope, Stamp};
 use tidegate_core::duration::Rounded;
 use tidegate_core::excerpt::one_line;
 
@@ -21,6 +21,16 @@ pub(crate) fn policy(policy: &Policy) -> String {
     words.extend(policy.unavailable().map(|behaviour| format!("on-unavailable={}", unavailable(behaviour))));
     words.extend(policy.expiry().map(|behaviour| format!("on-expiry={}", expiry(behaviour))));
     if words.is_empty() { "no limits".to_owned() } else { words.join(" ") }
+}
+
+/// An entity's attributes on one line.
+pub(crate) fn entity(entity: &Entity) -> String {
+    let mut words: Vec<String> =
+        entity.display_name().map(|name| format!("name={name}")).into_iter().collect();
+    words.extend(entity.parent_id().map(|parent| format!("parent={parent}")));
+    words.extend(entity.cascades().then(|| "cascade".to_owned()));
+    words.extend(entity.notes().iter().map(|(key, value)| format!("{key}={value}")));
+    if words.is_empty() { "no parent".to_owned() } else { words.join(" ") }
 }
 
 /// The behaviour while the store is unavailable, in command-line form.

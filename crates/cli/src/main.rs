@@ -24,6 +24,7 @@ mod fetch;
 #[path = "no_fetch.rs"]
 mod fetch;
 mod format;
+mod manifest;
 mod output;
 mod parse;
 mod plot;

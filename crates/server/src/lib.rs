@@ -54,7 +54,7 @@ pub use options::Bounds;
 pub use peer::PeerCertificate;
 pub use rls::EnvoyRules;
 #[cfg(feature = "envoy")]
-pub use rls::{EntryConfig, EnvoyConfig, InvalidRules, RuleConfig, Unknown};
+pub use rls::{Charge, EntryConfig, EnvoyConfig, InvalidRules, RuleConfig, Unknown};
 pub use routes::{Access, RouteInfo, app, metrics_app, routes};
 pub use server::{ServeError, Server, ServerOptions, Shutdown, ShutdownOutcome, Stopper};
 pub use state::{State, StateOptions};

@@ -115,7 +115,7 @@ pub use bar::{Bar, BarGuard};
 pub use builder::Builder;
 pub use clock::{Clock, FastClock, Sleep, TokioClock};
 #[cfg(feature = "config")]
-pub use config::{Config, ConfigError, Manifest, ManifestError};
+pub use config::{Config, ConfigError, DeclaredToken, Manifest, ManifestError};
 pub use estimate::{EstimateBytes, Part};
 pub use events::Events;
 #[cfg(feature = "http")]

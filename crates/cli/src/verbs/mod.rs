@@ -30,7 +30,7 @@ use crate::remote::{Remote, TlsFiles};
 use crate::store::InProcess;
 
 /// The default timeout for a store or a server.
-const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The variable that holds the token for a server.
 const TOKEN: &str = "TIDEGATE_TOKEN";

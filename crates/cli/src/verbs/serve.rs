@@ -19,6 +19,7 @@ use crate::args::{self, SharedArgs};
 use crate::config::{LogForm, LogLevel, ServeSettings, Serving, Timeout, TlsSettings};
 use crate::default_paths::{OpenStore, WriteMode, open_store};
 use crate::failure::{Exit, Failure};
+use crate::manifest::ManifestFile;
 use crate::output::{Format, Output};
 use crate::parse;
 use crate::signals::Signals;
@@ -30,7 +31,8 @@ If the store has no token with the scope `admin`, it creates one and shows it
 once. It accepts requests from the line that begins with `ready` on.
 
 The first SIGINT or SIGTERM stops it after the requests in flight, the second
-stops it at once. SIGHUP reloads the TLS files; a change of the files does too.
+stops it at once. SIGHUP reloads the TLS files, as a change of the files does,
+and applies the manifest again.
 
 The file of --config is TOML, with the same names and `_` for `-`:
   store = \"sqlite:/var/lib/tidegate/limits.db\"
@@ -38,6 +40,7 @@ The file of --config is TOML, with the same names and `_` for `-`:
   timeout = \"5s\"
   listen = \"127.0.0.1:8707\"
   metrics = \"127.0.0.1:9090\"
+  manifest = \"limits.toml\"     # limits, entities and tokens to apply
   without_tls = false
   log = \"json\"                 # or text
   log_level = \"info\"           # or off, error, warn, debug, trace
@@ -70,7 +73,8 @@ The file of --config is TOML, with the same names and `_` for `-`:
   [[envoy.rules]]              # the first match wins
   match = [{ key = \"user\", value = \"*\" }]
   entity = \"{user}\"            # also resource, cost, limits,
-  resource = \"web\"             # domain, shadow, unlimited
+  resource = \"web\"             # domain, shadow, unlimited, charge,
+                               # refund_within
 Each bound has a variable, such as TIDEGATE_BODY_MAX.
 A flag overrides its TIDEGATE_ variable, which overrides the file.";
 
@@ -120,7 +124,12 @@ pub(crate) async fn run(args: ServeArgs, shared: SharedArgs, format: Format) -> 
         metrics: server.metrics_addr().map(|address| format!("http://{address}/metrics")),
         envoy: server.envoy_addr().map(|address| address.to_string()),
     };
+    let manifest = serving.manifest.as_deref().map(|file| ManifestFile::new(file, &opened, &serving));
+    let manifest = manifest.transpose()?.map(Arc::new);
     if args.check {
+        if let Some(manifest) = &manifest {
+            manifest.check().await?;
+        }
         let output = Output::new(codec::serving(&addresses, &opened, None));
         let output = output.line(format!("ready to serve {} on {}", opened.url, addresses.url));
         return Ok(serving.warning.into_iter().fold(output, Output::line));
@@ -130,6 +139,10 @@ pub(crate) async fn run(args: ServeArgs, shared: SharedArgs, format: Format) -> 
         tracing::warn!("{warning}");
     }
     let state = state(&opened, &serving).await?;
+    if let Some(manifest) = &manifest {
+        manifest.apply().await?;
+    }
+    let limiter = state.limiter().clone();
     let token = first_token(&*opened.store, &opened.namespace, &args::actor(serving.actor)).await?;
     ready(format, &addresses, &opened, token.as_ref());
     let (stopper, shutdown) = Shutdown::new();
@@ -143,9 +156,15 @@ pub(crate) async fn run(args: ServeArgs, shared: SharedArgs, format: Format) -> 
                 if signal.is_stop() {
                     last = Some(signal);
                     stopper.stop();
-                } else if signal.is_reload() && let Some(tls) = tls.clone() {
-                    // Errors are logged, and the previous certificate stays in use.
-                    tokio::spawn(async move { drop(tls.reload().await) });
+                } else if signal.is_reload() {
+                    if let Some(tls) = tls.clone() {
+                        // Errors are logged, and the previous certificate stays in use.
+                        tokio::spawn(async move { drop(tls.reload().await) });
+                    }
+                    if let Some(manifest) = manifest.clone() {
+                        let limiter = limiter.clone();
+                        tokio::spawn(async move { manifest.reload(&limiter).await });
+                    }
                 }
             }
         }

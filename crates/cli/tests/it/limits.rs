@@ -133,7 +133,7 @@ fn plan_shows_changes_and_exits_with_5() {
         let json = fixture.run(&format!("--json limits plan {file} --prune"));
         assert_eq!(json.code, 5);
         let json = codec::parse(&json.stdout);
-        assert_eq!(codec::fields(&json), ["changes", "has_changes", "version"]);
+        assert_eq!(codec::fields(&json), ["changes", "entities", "has_changes", "tokens", "version"]);
         assert_eq!((&json["has_changes"], json["changes"].as_array().unwrap().len()), (&true.into(), 3));
         assert_eq!(codec::fields(&json["changes"][0]), ["after", "before", "before_version", "scope"]);
 

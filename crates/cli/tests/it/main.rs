@@ -28,6 +28,7 @@ mod fetch_polite;
 mod kill;
 mod lab;
 mod limits;
+mod manifest;
 mod parity;
 mod plot;
 mod records;

@@ -273,6 +273,13 @@ impl Levels {
         levels
     }
 
+    /// The levels whose leases expire as `behaviour` says.
+    #[must_use]
+    pub fn with_on_expiry(mut self, behaviour: OnExpiry) -> Self {
+        self.on_expiry = (behaviour, Source::Call);
+        self
+    }
+
     /// The levels with other bounds of debt.
     #[must_use]
     pub fn with_debt_max(mut self, mut debt_max: impl FnMut(&Subject, &Rule) -> Option<u64>) -> Self {

@@ -2,7 +2,7 @@
 //! their limits.
 //!
 //! `auth` admits calls, `rules` maps descriptors to draws, `decide` evaluates the limits, `response` converts
-//! the verdicts for Envoy, and `background` runs work that no response waits for. Health and reflection need
+//! the verdicts for Envoy, `refunds` keeps the charges that can be returned, and `background` runs work that no response waits for. Health and reflection need
 //! no token.
 
 mod background;
@@ -12,6 +12,7 @@ mod describe;
 mod grpc_frame;
 mod log_throttle;
 mod meters;
+mod refunds;
 mod refusal;
 mod response;
 mod rules;
@@ -41,13 +42,14 @@ use tonic_health::ServingStatus;
 use tonic_health::server::{HealthReporter, health_reporter};
 use tower_http::catch_panic::CatchPanicLayer;
 
-pub use config::{EntryConfig, EnvoyConfig, RuleConfig, Unknown};
+pub use config::{Charge, EntryConfig, EnvoyConfig, RuleConfig, Unknown};
 pub use rules::{EnvoyRules, InvalidRules};
 
 use self::background::BackgroundTasks;
 use self::decide::Decider;
 use self::log_throttle::LogThrottle;
 use self::meters::RlsMeters;
+use self::refunds::RefundableCharges;
 use self::service::{AuthenticatedService, GrpcResponse};
 use crate::server::Shutdown;
 use crate::state::State;
@@ -150,6 +152,7 @@ pub(crate) fn services(state: State, rules: EnvoyRules, shutdown: Shutdown) -> (
         running: Semaphore::new(requests_max),
         background: BackgroundTasks::new(requests_max),
         log_throttle: LogThrottle::default(),
+        refundable: RefundableCharges::default(),
     });
     let service =
         Service::new(RateLimitServiceImpl(Arc::clone(&decider))).max_decoding_message_size(message_max);

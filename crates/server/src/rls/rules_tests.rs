@@ -120,7 +120,7 @@ fn hits_multiply_rule_cost() {
     let rules = EnvoyRules::new(Unknown::Refuse, &rules).unwrap();
     let ask = |hits| match rules.resolve("", &descriptor(&[("user", "ada")]), hits) {
         RuleMatch::Draw(draw) => {
-            Ok((draw.cost.iter().map(|(_, units)| *units).collect::<Vec<_>>(), draw.is_query))
+            Ok((draw.cost.iter().map(|(_, units)| *units).collect::<Vec<_>>(), draw.is_query()))
         }
         other => Err(format!("{other:?}")),
     };
@@ -129,6 +129,56 @@ fn hits_multiply_rule_cost() {
     assert_eq!(ask(0), Ok((vec![2, 1 << 39], true)));
     assert!(ask(3).unwrap_err().contains("3 hits of 549755813888 `tokens` each are more than 1099511627776"));
     assert!(ask(u64::MAX).unwrap_err().contains("`requests`"));
+}
+
+#[test]
+fn charge_and_hits_decide_what_is_asked() {
+    use DrawAction::{Check, Draw, Query, Refund, Report};
+    let table = [
+        (Charge::Before, 0, false, Query, 3),
+        (Charge::Before, 2, false, Draw, 6),
+        (Charge::Before, 2, true, Refund, 6),
+        (Charge::After, 0, false, Check, 1),
+        (Charge::After, 2, false, Report, 6),
+        (Charge::After, 2, true, Refund, 6),
+    ];
+    for (charge, hits, is_negative_hits, action, units) in table {
+        let cost = [("tokens".to_owned(), 3)].into();
+        let rules = [RuleConfig { cost, charge, ..rule(&[("user", "*")], "{user}", "x") }];
+        let rules = EnvoyRules::new(Unknown::Refuse, &rules).unwrap();
+        let descriptor = RateLimitDescriptor { is_negative_hits, ..descriptor(&[("user", "ada")]) };
+        let RuleMatch::Draw(draw) = rules.resolve("", &descriptor, hits) else { panic!("it matches") };
+        assert_eq!((draw.action, &draw.cost[..]), (action, &[("tokens", units)][..]), "{charge:?} {hits}");
+    }
+}
+
+#[test]
+fn request_limit_counts_hits_beside_the_rule() {
+    let rules = EnvoyRules::new(Unknown::Refuse, &[rule(&[("user", "*")], "{user}", "x")]).unwrap();
+    let bring = |requests_per_unit, unit: RateLimitUnit| {
+        let limit = Some(RateLimitOverride { requests_per_unit, unit: unit.into() });
+        let descriptor = RateLimitDescriptor { limit, ..descriptor(&[("user", "ada")]) };
+        match rules.resolve("", &descriptor, 4) {
+            RuleMatch::Draw(draw) => {
+                assert_eq!(draw.cost, [("requests", 4), ("override", 4)]);
+                Ok(draw.limit.unwrap().check().unwrap().to_string())
+            }
+            RuleMatch::Invalid { why, .. } => Err(why),
+            other => panic!("{other:?}"),
+        }
+    };
+    for (unit, text) in [
+        (RateLimitUnit::Second, "override:7/s"),
+        (RateLimitUnit::Minute, "override:7/min"),
+        (RateLimitUnit::Hour, "override:7/h"),
+        (RateLimitUnit::Day, "override:7/day"),
+        (RateLimitUnit::Month, "override:7/30d"),
+        (RateLimitUnit::Year, "override:7/365d"),
+    ] {
+        assert_eq!(bring(7, unit).as_deref(), Ok(text));
+    }
+    assert!(bring(7, RateLimitUnit::Unknown).unwrap_err().contains("no unit"));
+    assert!(bring(0, RateLimitUnit::Day).unwrap_err().contains("no hits"));
 }
 
 #[test]
@@ -150,6 +200,26 @@ fn invalid_rule_error_names_field_value_and_reason() {
         (
             RuleConfig { cost: [("a b".to_owned(), 1)].into(), ..user() },
             "`cost.a b` is `a b`: the limit `a b` has ' '",
+        ),
+        (
+            RuleConfig { cost: [("override".to_owned(), 1)].into(), ..user() },
+            "`cost.override` is `override`: this name is that of limits which requests bring",
+        ),
+        (
+            RuleConfig { refund_within: Some("soon".to_owned()), ..user() },
+            "`refund_within` is `soon`: `soon` is not a duration",
+        ),
+        (
+            RuleConfig { refund_within: Some("25h".to_owned()), ..user() },
+            "`refund_within` is `25h`: it is outside 1s..=1d",
+        ),
+        (
+            RuleConfig { refund_within: Some("1m".to_owned()), shadow: true, ..user() },
+            "`refund_within` is `1m`: a shadow rule cannot have it",
+        ),
+        (
+            RuleConfig { unlimited: true, charge: Charge::After, ..rule_of(&[("user", "*")]) },
+            "`unlimited` is `true`: an unlimited rule cannot have `charge`",
         ),
         (
             RuleConfig { cost: [("requests".to_owned(), 0)].into(), ..user() },

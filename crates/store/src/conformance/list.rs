@@ -72,6 +72,7 @@ macro_rules! __tidegate_cases {
                 settle_keeps_the_actual_usage
                 settle_keeps_limits_that_it_does_not_name
                 settle_above_available_units_leaves_a_debt
+                lease_of_nothing_is_settled_at_its_usage
                 settle_at_zero_returns_all_units
                 refused_extension_leaves_the_lease_unchanged
                 extension_may_name_a_new_limit

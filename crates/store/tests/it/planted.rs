@@ -230,6 +230,15 @@ fn usage_counted_twice_is_found() {
 }
 
 #[test]
+fn overdrawn_usage_counted_twice_is_found() {
+    finds(
+        Defect::CountsUsageTwice,
+        conformance::leases::lease_of_nothing_is_settled_at_its_usage,
+        "left: (300, 150, 3)",
+    );
+}
+
+#[test]
 fn checker_finds_a_wrong_ledger() {
     finds(Defect::CountsUsageTwice, conformance::races::random_calls_stay_exact, "Ledger {");
 }

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::limit::balance::Balance;
+use tidegate_core::limit::cascade::{Levels, Units};
 use tidegate_core::limit::lease::LeaseId;
-use tidegate_core::limit::policy::OnUnavailable;
+use tidegate_core::limit::policy::{OnExpiry, OnUnavailable};
 use tidegate_core::limit::rule::Limit;
 use tidegate_store::StoreError;
 use tokio::time::Instant;
@@ -16,7 +17,7 @@ use super::acquire::{Kind, SubjectRef, close_spent, new_draw};
 use super::builder::DEADLINES;
 use super::error::LimitError;
 use super::events::LimitEvent;
-use super::lease::Lease;
+use super::lease::{AdjustStatus, Lease, SettleStatus};
 use super::policies::LevelsResult;
 use super::waiters::{Head, ReturnWatch, Ticket, TurnError};
 
@@ -47,13 +48,14 @@ pub struct Request<'a> {
     cost: &'a [(&'a str, u64)],
     limits: Vec<Limit>,
     deadline: Duration,
+    on_expiry: Option<OnExpiry>,
     id: Option<LeaseId>,
 }
 
 impl<'a> Request<'a> {
     pub(super) fn new(shared: &'a Arc<Shared>, subject: SubjectRef<'a>, cost: &'a [(&'a str, u64)]) -> Self {
         let deadline = shared.lease_deadline;
-        Self { shared, subject, cost, limits: Vec::new(), deadline, id: None }
+        Self { shared, subject, cost, limits: Vec::new(), deadline, on_expiry: None, id: None }
     }
 
     /// Sets limits for this call, which replace the subject's own of the same names. Each has its own bucket
@@ -66,6 +68,12 @@ impl<'a> Request<'a> {
     /// How long after the draw the lease expires if it is never ended.
     pub const fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
+        self
+    }
+
+    /// What happens when the lease expires, instead of what the policy says.
+    pub const fn on_expiry(mut self, behaviour: OnExpiry) -> Self {
+        self.on_expiry = Some(behaviour);
         self
     }
 
@@ -129,6 +137,38 @@ impl<'a> Request<'a> {
         let balances = lease.balances_at_draw();
         close_spent(lease);
         Ok(balances)
+    }
+
+    /// Draws units that were used already: missing units become debt, and no limit refuses. It neither waits
+    /// nor queues. Units that the store has not recorded are sent with the settle, as the status says.
+    ///
+    /// # Errors
+    /// As [`Limiter::try_acquire`](super::Limiter::try_acquire), without the refusals.
+    ///
+    /// # Panics
+    /// As [`Limiter::try_acquire`](super::Limiter::try_acquire).
+    ///
+    /// # Cancel safety
+    /// Dropping the future returns what it drew, in the background.
+    pub async fn overdraw(self) -> Result<(Lease, AdjustStatus), LimitError> {
+        let mut lease = self.draw_nothing().await?;
+        let change = |(name, units): &(&'a str, u64)| (*name, i64::try_from(*units).unwrap_or(i64::MAX));
+        let recorded = lease.adjust(self.cost.iter().map(change).collect::<Vec<_>>()).await?;
+        Ok((lease, recorded))
+    }
+
+    /// Records units that were used already: [`overdraw`](Self::overdraw), settled at once.
+    ///
+    /// # Errors
+    /// As [`overdraw`](Self::overdraw).
+    ///
+    /// # Panics
+    /// As [`Limiter::try_acquire`](super::Limiter::try_acquire).
+    ///
+    /// # Cancel safety
+    /// Dropping the future may or may not leave the units recorded.
+    pub async fn debit(self) -> Result<SettleStatus, LimitError> {
+        self.draw_nothing().await?.settle(self.cost).await
     }
 
     /// Draws, waiting up to `within`.
@@ -251,7 +291,11 @@ impl<'a> Request<'a> {
     /// Draws if that needs no waiting: the levels are cached, and the store replies immediately.
     #[inline]
     pub(super) fn draw_fast(&self, kind: Kind) -> Option<Result<Lease, LimitError>> {
-        if !self.shared.is_immediate || !self.limits.is_empty() || self.id.is_some() {
+        if !self.shared.is_immediate
+            || !self.limits.is_empty()
+            || self.id.is_some()
+            || self.on_expiry.is_some()
+        {
             return None;
         }
         let levels = self.shared.levels_now(self.subject)?;
@@ -269,6 +313,26 @@ impl<'a> Request<'a> {
         let _call = self.shared.count_call();
         let (levels, unavailable) = self.levels().await?;
         let units = levels.units(self.cost)?;
+        self.draw_units(kind, levels, units, unavailable).await
+    }
+
+    /// Opens a lease that holds nothing, for a valid cost.
+    async fn draw_nothing(&self) -> Result<Lease, LimitError> {
+        self.check()?;
+        let _call = self.shared.count_call();
+        let (levels, unavailable) = self.levels().await?;
+        levels.units(self.cost)?;
+        let nothing = levels.amounts(&[])?;
+        self.draw_units(Kind::Draw, levels, nothing, unavailable).await
+    }
+
+    async fn draw_units(
+        &self,
+        kind: Kind,
+        levels: Arc<Levels>,
+        units: Units,
+        unavailable: Option<StoreError>,
+    ) -> Result<Lease, LimitError> {
         if let Some(id) = self.id {
             return self
                 .shared
@@ -317,6 +381,12 @@ impl<'a> Request<'a> {
         };
         let levels =
             if self.limits.is_empty() { levels } else { Shared::with_limits(&levels, &self.limits)? };
+        let levels = match self.on_expiry {
+            Some(behaviour) if behaviour != levels.on_expiry().0 => {
+                Arc::new(Levels::clone(&levels).with_on_expiry(behaviour))
+            }
+            _ => levels,
+        };
         if levels.is_empty() {
             return Err(LimitError::NoLimits { subject: self.subject.check()? });
         }

@@ -6,9 +6,9 @@ use std::time::Duration;
 use tidegate::store::wrap::{CallEnd, Measured, Verb, Watcher};
 use tidegate::store::{ManualWall, PolicyChange};
 use tidegate::{
-    Entity, EntityId, Expect, InvalidLimiter, Lease, Limit, LimitError, Limiter, LimiterBuilder, Memory,
-    OnExpiry, Paging, Policy, ResourceName, Scope, SettleStatus, Stamp, StoreError, Subject, UsageOf,
-    UsageQuery, Window, Would,
+    AdjustStatus, Entity, EntityId, Expect, InvalidLimiter, Lease, Limit, LimitError, Limiter,
+    LimiterBuilder, Memory, OnExpiry, Paging, Policy, ResourceName, Scope, SettleStatus, Stamp, StoreError,
+    Subject, UsageOf, UsageQuery, Window, Would,
 };
 
 const START: Stamp = Stamp::from_secs(1_800_000_000);
@@ -39,6 +39,39 @@ async fn available(limiter: &Limiter, entity: &str, limit: &str) -> i64 {
 
 fn is_ended(error: &LimitError) -> bool {
     matches!(error, LimitError::Store(StoreError::Ended { .. }))
+}
+
+#[tokio::test]
+async fn overdraw_leaves_a_debt_and_is_never_refused() {
+    let (limiter, clock) = limiter([Limit::per_day("rpm", 100), Limit::per_day("tpm", 100)]);
+    let used = |units| [("tpm", units)];
+    assert_eq!(limiter.request(("acme", "gpt"), &used(130)).debit().await.unwrap(), SettleStatus::Now);
+    let (mut lease, recorded) = limiter.request(("acme", "gpt"), &used(40)).overdraw().await.unwrap();
+    assert_eq!(recorded, AdjustStatus::Now);
+    assert_eq!((available(&limiter, "acme", "tpm").await, lease.held("tpm")), (-70, Some(40)));
+    assert_eq!((available(&limiter, "acme", "rpm").await, lease.held("rpm")), (100, None));
+    assert!(limiter.spend(("acme", "gpt"), [("tpm", 1)]).await.unwrap_err().limited().is_some());
+    lease.settle([("tpm", 30)]).await.unwrap();
+    assert_eq!(available(&limiter, "acme", "tpm").await, -60);
+    // Dropped, it returns what it drew.
+    drop(limiter.request(("acme", "gpt"), &used(5)).overdraw().await.unwrap());
+    assert_eq!(available(&limiter, "acme", "tpm").await, -60);
+    for cost in [[("none", 1)], [("tpm", 0)]] {
+        let error = limiter.request(("acme", "gpt"), &cost).debit().await.unwrap_err();
+        assert!(matches!(error, LimitError::Cost(_)), "{error}");
+    }
+    // A detached one expires as the request says, whatever the policy says.
+    let returning = policy([Limit::per_day("tpm", 100)]).on_expiry(OnExpiry::Return);
+    limiter.admin("test").set_policy(Scope::Entity(id("acme")), returning).await.unwrap();
+    let cost = used(10);
+    let request = || limiter.request(("acme", "gpt"), &cost).deadline(Duration::from_secs(60));
+    request().on_expiry(OnExpiry::Settle).overdraw().await.unwrap().0.detach();
+    request().overdraw().await.unwrap().0.detach();
+    assert_eq!(available(&limiter, "acme", "tpm").await, -80);
+    clock.advance(Duration::from_secs(61));
+    let swept = limiter.store().sweep(10).await.unwrap();
+    assert_eq!((swept.settled, swept.returned), (1, 1));
+    assert_eq!(available(&limiter, "acme", "tpm").await, -70);
 }
 
 #[tokio::test]
