@@ -47,6 +47,7 @@ mod tls;
 mod token;
 mod token_cache;
 
+pub use io_timeout::TimeoutStream;
 pub use lease_key::LeaseKey;
 pub use meters::StoreMeters;
 pub use openapi::document;

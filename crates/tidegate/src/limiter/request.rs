@@ -4,8 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate_core::bucket::AMOUNT_MAX;
 use tidegate_core::limit::balance::Balance;
-use tidegate_core::limit::cascade::{Levels, Units};
+use tidegate_core::limit::cascade::{InvalidCost, Levels, Units};
 use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::policy::{OnExpiry, OnUnavailable};
 use tidegate_core::limit::rule::Limit;
@@ -47,21 +48,62 @@ pub struct Request<'a> {
     subject: SubjectRef<'a>,
     cost: &'a [(&'a str, u64)],
     limits: Vec<Limit>,
+    /// Units of limits that may not exist.
+    if_limited: &'a [(&'a str, u64)],
+    is_recorded: bool,
     deadline: Duration,
     on_expiry: Option<OnExpiry>,
     id: Option<LeaseId>,
 }
 
+/// More than any use: the rate of a limit that only counts.
+const UNLIMITED: u64 = AMOUNT_MAX;
+
 impl<'a> Request<'a> {
     pub(super) fn new(shared: &'a Arc<Shared>, subject: SubjectRef<'a>, cost: &'a [(&'a str, u64)]) -> Self {
         let deadline = shared.lease_deadline;
-        Self { shared, subject, cost, limits: Vec::new(), deadline, on_expiry: None, id: None }
+        Self {
+            shared,
+            subject,
+            cost,
+            limits: Vec::new(),
+            if_limited: &[],
+            is_recorded: false,
+            deadline,
+            on_expiry: None,
+            id: None,
+        }
     }
 
     /// Sets limits for this call, which replace the subject's own of the same names. Each has its own bucket
     /// per subject, name and shape. The limits of its ancestors stay.
     pub fn limits(mut self, limits: impl IntoIterator<Item = Limit>) -> Self {
         self.limits.extend(limits);
+        self
+    }
+
+    /// Also draws these units, from the limits of these names that exist.
+    pub const fn if_limited(mut self, cost: &'a [(&'a str, u64)]) -> Self {
+        self.if_limited = cost;
+        self
+    }
+
+    /// Units of names that nothing limits are granted, and recorded as usage. Without this they are an error.
+    ///
+    /// ```
+    /// use tidegate::{Limit, Limiter, Memory};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = Limiter::builder(Memory::new()).defaults([Limit::per_minute("rpm", 60)]).build()?;
+    /// let cost = [("rpm", 1), ("tokens", 500)];
+    /// let mut lease = limiter.request(("acme", "gpt-4"), &cost).recorded().try_acquire().await?;
+    /// lease.settle([("tokens", 420)]).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub const fn recorded(mut self) -> Self {
+        self.is_recorded = true;
         self
     }
 
@@ -291,11 +333,8 @@ impl<'a> Request<'a> {
     /// Draws if that needs no waiting: the levels are cached, and the store replies immediately.
     #[inline]
     pub(super) fn draw_fast(&self, kind: Kind) -> Option<Result<Lease, LimitError>> {
-        if !self.shared.is_immediate
-            || !self.limits.is_empty()
-            || self.id.is_some()
-            || self.on_expiry.is_some()
-        {
+        let is_plain = self.limits.is_empty() && self.if_limited.is_empty() && !self.is_recorded;
+        if !self.shared.is_immediate || !is_plain || self.id.is_some() || self.on_expiry.is_some() {
             return None;
         }
         let levels = self.shared.levels_now(self.subject)?;
@@ -312,7 +351,7 @@ impl<'a> Request<'a> {
     async fn resolve_and_draw(&self, kind: Kind) -> Result<Lease, LimitError> {
         let _call = self.shared.count_call();
         let (levels, unavailable) = self.levels().await?;
-        let units = levels.units(self.cost)?;
+        let units = self.units(&levels)?;
         self.draw_units(kind, levels, units, unavailable).await
     }
 
@@ -321,7 +360,7 @@ impl<'a> Request<'a> {
         self.check()?;
         let _call = self.shared.count_call();
         let (levels, unavailable) = self.levels().await?;
-        levels.units(self.cost)?;
+        self.units(&levels)?;
         let nothing = levels.amounts(&[])?;
         self.draw_units(Kind::Draw, levels, nothing, unavailable).await
     }
@@ -362,7 +401,7 @@ impl<'a> Request<'a> {
     async fn drawn_before(&self) -> Result<Option<Lease>, LimitError> {
         let Some(id) = self.id else { return Ok(None) };
         let (levels, _) = self.levels().await?;
-        let units = levels.units(self.cost)?;
+        let units = self.units(&levels)?;
         self.shared.drawn_before(&new_draw(id, levels, units, self.deadline)).await
     }
 
@@ -379,8 +418,15 @@ impl<'a> Request<'a> {
             }
             known => known?,
         };
-        let levels =
-            if self.limits.is_empty() { levels } else { Shared::with_limits(&levels, &self.limits)? };
+        let mut limits = self.limits.clone();
+        if self.is_recorded {
+            let is_known = |name: &str| {
+                levels.position(name).is_ok() || self.limits.iter().any(|limit| limit.name() == name)
+            };
+            let unknown = self.cost.iter().filter(|(name, _)| !is_known(name));
+            limits.extend(unknown.map(|(name, _)| Limit::per_second(*name, UNLIMITED)));
+        }
+        let levels = if limits.is_empty() { levels } else { Shared::with_limits(&levels, &limits)? };
         let levels = match self.on_expiry {
             Some(behaviour) if behaviour != levels.on_expiry().0 => {
                 Arc::new(Levels::clone(&levels).with_on_expiry(behaviour))
@@ -393,10 +439,19 @@ impl<'a> Request<'a> {
         Ok((levels, unavailable))
     }
 
+    /// The units of the cost, with those of limits that exist.
+    fn units(&self, levels: &Levels) -> Result<Units, InvalidCost> {
+        if self.if_limited.is_empty() {
+            return levels.units(self.cost);
+        }
+        let known = self.if_limited.iter().filter(|(name, _)| levels.position(name).is_ok());
+        levels.units(&self.cost.iter().chain(known).copied().collect::<Vec<_>>())
+    }
+
     /// Refuses what is invalid or can never be granted, before any other error.
     async fn check_possible(&self) -> Result<(), LimitError> {
         let (levels, _) = self.levels().await?;
-        let units = levels.units(self.cost)?;
+        let units = self.units(&levels)?;
         Shared::never_granted(&levels, &units).map_or(Ok(()), |never| Err(never.into_error()))
     }
 
