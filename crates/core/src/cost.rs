@@ -107,6 +107,13 @@ pub struct Charge {
 }
 
 impl Charge {
+    /// A charge that holds nothing yet.
+    #[inline]
+    pub(crate) fn new(cost: Cost, entered: Instant, generation: NonZero<u32>) -> Self {
+        let (sent, holds) = (Dispatch::default(), Holds::default());
+        Self { cost, entered, sent, generation, byte_price: 0, holds }
+    }
+
     /// The requested cost.
     pub const fn cost(&self) -> Cost {
         self.cost

@@ -13,7 +13,7 @@ use super::pace::PaceGate;
 use super::pause::PauseGate;
 use super::pool::{Overdraw, Pool};
 use super::rate::RateGate;
-use crate::cost::{Charge, Cost, Dispatch, Holds};
+use crate::cost::{Charge, Cost, Holds};
 use crate::event::Event;
 use crate::feedback::Feedback;
 use crate::feedback::auto::ASK_AGAIN;
@@ -245,8 +245,9 @@ impl Gates {
         }
         self.latest = now;
         self.admitted += 1;
-        let sent = Dispatch::default();
-        Some(Charge { cost, entered: now, sent, generation: self.generation, byte_price: 0, holds })
+        let mut charge = Charge::new(cost, now, self.generation);
+        charge.holds = holds;
+        Some(charge)
     }
 
     /// The latest of the timed gates' lower bounds, if it is after `now`, with its gate.
@@ -430,8 +431,7 @@ impl Gates {
 
     fn new_charge(&mut self, cost: Cost) -> Charge {
         self.admitted += 1;
-        let (holds, sent) = (Holds::default(), Dispatch::default());
-        Charge { cost, entered: self.latest, sent, generation: self.generation, byte_price: 0, holds }
+        Charge::new(cost, self.latest, self.generation)
     }
 
     /// Closes the gates permanently; returns whether they were open.
