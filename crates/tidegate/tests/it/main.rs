@@ -36,6 +36,7 @@ mod keyed_interactions;
 mod keyed_listeners;
 mod keyed_properties;
 mod keyed_random_calls;
+mod keyed_rates;
 mod keyed_reconfigure;
 mod keyed_regressions;
 mod keyed_snapshots;
