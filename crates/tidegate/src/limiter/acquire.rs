@@ -7,9 +7,9 @@ use std::time::Duration;
 use tidegate_core::limit::cascade::{Levels, Units};
 use tidegate_core::limit::lease::{Ending, LeaseId};
 use tidegate_core::limit::name::{InvalidName, Subject};
-use tidegate_core::limit::policy::{OnUnavailable, Policy, Share, Version};
+use tidegate_core::limit::policy::{InvalidPolicy, OnUnavailable, Policy, Share, Version};
 use tidegate_core::limit::resolve::resolve;
-use tidegate_core::limit::rule::{Limit, Rule};
+use tidegate_core::limit::rule::{InvalidLimit, Limit, Rule};
 use tidegate_core::time::Stamp;
 use tidegate_store::{
     Cancel, Draw, DrawResult, Lookup, Movement, Readings, Reply, Settle, StoreError, Terms,
@@ -365,6 +365,12 @@ impl Shared {
     /// The levels with the limits given for one call.
     pub(super) fn with_limits(levels: &Arc<Levels>, limits: &[Limit]) -> Result<Arc<Levels>, LimitError> {
         let policy = Policy::new(limits.iter().cloned())?;
+        for rule in policy.rules() {
+            if let Some(across) = rule.across() {
+                let name = rule.name().to_string();
+                return Err(InvalidPolicy::from(InvalidLimit::PoolOfCall { name, across }).into());
+            }
+        }
         let rules = policy.rules().iter().map(|rule| (**rule).clone());
         Ok(Arc::new(levels.with_call_limits(rules)))
     }
@@ -390,10 +396,8 @@ pub(super) fn new_draw(lease: LeaseId, levels: Arc<Levels>, units: Units, deadli
 
 /// This process's share of a rule.
 fn share_of(rule: &Rule, part: Share) -> Rule {
-    let shape = rule.shape();
-    let limit = Limit::per(rule.name().as_str(), part.of(shape.amount()), shape.period());
     // A share of a valid rule is valid: both numbers are at least one, and the refill time stays the same.
-    let shared = limit.burst(part.of(shape.burst())).check().unwrap_or_else(|_| rule.clone());
+    let shared = rule.map_units(|units| part.of(units)).unwrap_or_else(|_| rule.clone());
     // A limit given with a call keeps its own bucket.
     if rule.is_of_call() { shared.of_call() } else { shared }
 }

@@ -67,6 +67,7 @@ mod limiter_cancel;
 mod limiter_clock;
 mod limiter_idempotency;
 mod limiter_lost_replies;
+mod limiter_pools;
 mod limiter_races;
 mod limiter_regressions;
 mod limiter_remote;
