@@ -54,6 +54,7 @@ pub mod races;
 pub mod random_calls;
 #[doc(hidden)]
 pub mod renewals;
+#[doc(hidden)]
 pub mod repairs;
 #[doc(hidden)]
 pub mod rules;

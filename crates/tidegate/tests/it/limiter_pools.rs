@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tidegate::store::ManualWall;
 use tidegate::{
-    Across, Limit, LimitError, LimitEvent, LimitKey, LimitName, Limiter, Memory, OnUnavailable, Scope, Share,
-    Stamp, StoreError, Subject, UsageOf, UsageQuery, Window, Would,
+    Across, Lease, Limit, LimitError, LimitEvent, LimitKey, LimitName, Limiter, Memory, OnUnavailable, Scope,
+    Share, Stamp, StoreError, Subject, UsageOf, UsageQuery, Window, Would,
 };
 
 use crate::kit::limiter::{EventLog, calm, child, id, over, policy};
@@ -181,7 +181,7 @@ async fn waiter_is_woken_by_a_return_to_its_pool() {
         let limiter = limiter.clone();
         tokio::spawn(async move {
             let within = Duration::from_secs(86_000);
-            limiter.acquire_within(("b", "o1"), [("rpm", 6)], within).await.map(|lease| lease.detach())
+            limiter.acquire_within(("b", "o1"), [("rpm", 6)], within).await.map(Lease::detach)
         })
     };
     while limiter.stats().waiting == 0 {

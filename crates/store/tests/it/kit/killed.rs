@@ -105,8 +105,12 @@ pub(crate) fn kill_children(test: &str, path: &Path, seed: u64) -> Vec<(u64, Str
     let mut random = Random::seeded(seed);
     let mut children: Vec<_> =
         (0..PROCESSES).map(|number| (number, Child::start(test, path, number, seed % 1_000_000))).collect();
-    children.iter().for_each(|(_, child)| child.wait_ready());
-    children.iter_mut().for_each(|(_, child)| child.go());
+    for (_, child) in &children {
+        child.wait_ready();
+    }
+    for (_, child) in &mut children {
+        child.go();
+    }
     let mut reports = Vec::new();
     // The others continue while one is killed.
     for (number, child) in children {
@@ -120,8 +124,7 @@ pub(crate) fn kill_children(test: &str, path: &Path, seed: u64) -> Vec<(u64, Str
 
 /// Checks the reports of killed children, and returns a summary line.
 pub(crate) async fn check_reports(reports: &[(u64, String)], store: &dyn Store) -> String {
-    let (mut log, mut unanswered): (Vec<Entry>, BTreeMap<LeaseId, (u64, i64, Option<i64>)>) =
-        Default::default();
+    let (mut log, mut unanswered) = (Vec::new(), BTreeMap::new());
     for number in 0..PROCESSES {
         for level in levels_of(number).levels() {
             for line in &level.limits {
@@ -135,8 +138,9 @@ pub(crate) async fn check_reports(reports: &[(u64, String)], store: &dyn Store) 
             log.extend(lines.split('\x1f').map(from_line));
         } else if let Some(ending) = line.strip_prefix(ENDING) {
             let parts: Vec<&str> = ending.split('\t').collect();
-            let lease = parts[0].parse().expect("a lease");
-            unanswered.insert(lease, (*number, parts[1].parse().expect("units"), parts[2].parse().ok()));
+            let lease: LeaseId = parts[0].parse().expect("a lease");
+            let (held, used): (i64, Option<i64>) = (parts[1].parse().expect("units"), parts[2].parse().ok());
+            unanswered.insert(lease, (*number, held, used));
         }
     }
     for entry in &log {
