@@ -279,6 +279,17 @@ impl Policy {
         Ok(())
     }
 
+    /// Checks that the limits can be given with a call.
+    ///
+    /// # Errors
+    /// [`InvalidLimit::PoolOfCall`] for a pooled limit.
+    pub fn check_call(&self) -> Result<(), InvalidPolicy> {
+        match self.rules.iter().find_map(|rule| Some((rule.name().to_string(), rule.across()?))) {
+            Some((name, across)) => Err(InvalidLimit::PoolOfCall { name, across }.into()),
+            None => Ok(()),
+        }
+    }
+
     /// Cuts inheritance: limits of wider scopes are ignored, pooled ones too.
     #[must_use]
     pub const fn only(mut self) -> Self {

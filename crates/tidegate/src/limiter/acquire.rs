@@ -7,9 +7,9 @@ use std::time::Duration;
 use tidegate_core::limit::cascade::{Levels, Units};
 use tidegate_core::limit::lease::{Ending, LeaseId};
 use tidegate_core::limit::name::{InvalidName, Subject};
-use tidegate_core::limit::policy::{InvalidPolicy, OnUnavailable, Policy, Share, Version};
+use tidegate_core::limit::policy::{OnUnavailable, Policy, Share, Version};
 use tidegate_core::limit::resolve::resolve;
-use tidegate_core::limit::rule::{InvalidLimit, Limit, Rule};
+use tidegate_core::limit::rule::{Limit, Rule};
 use tidegate_core::time::Stamp;
 use tidegate_store::{
     Cancel, Draw, DrawResult, Lookup, Movement, Readings, Reply, Settle, StoreError, Terms,
@@ -365,12 +365,7 @@ impl Shared {
     /// The levels with the limits given for one call.
     pub(super) fn with_limits(levels: &Arc<Levels>, limits: &[Limit]) -> Result<Arc<Levels>, LimitError> {
         let policy = Policy::new(limits.iter().cloned())?;
-        for rule in policy.rules() {
-            if let Some(across) = rule.across() {
-                let name = rule.name().to_string();
-                return Err(InvalidPolicy::from(InvalidLimit::PoolOfCall { name, across }).into());
-            }
-        }
+        policy.check_call()?;
         let rules = policy.rules().iter().map(|rule| (**rule).clone());
         Ok(Arc::new(levels.with_call_limits(rules)))
     }
