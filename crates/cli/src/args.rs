@@ -15,6 +15,7 @@ use crate::output::Format;
 use crate::parse;
 use crate::verbs::acquire::AcquireArgs;
 use crate::verbs::audit::AuditVerb;
+use crate::verbs::bucket::BucketVerb;
 use crate::verbs::entity::EntityVerb;
 use crate::verbs::inspect::{BalanceArgs, CapacityArgs, ExplainArgs};
 use crate::verbs::lab::LabVerb;
@@ -145,6 +146,9 @@ pub(crate) enum Verb {
     Capacity(CapacityArgs),
     /// Show how an acquire would be decided, and why, without drawing anything
     Explain(ExplainArgs),
+    /// Repair a bucket after a wrong settlement
+    #[command(subcommand)]
+    Bucket(BucketVerb),
     /// Show usage
     #[command(subcommand)]
     Usage(UsageVerb),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tidegate::store::archive::ArchiveReport;
 use tidegate::store::{AuditQuery, Listing, Page, PolicyChange};
 use tidegate::{
-    Balance, Capacity, Entity, EntityId, Expect, Explanation, LimitLine, LimitName, Paging, Policy,
+    Balance, Capacity, Entity, EntityId, Expect, Explanation, LimitKey, LimitLine, Paging, Policy,
     PolicyChanges, ResourceName, Scope, SettleStatus, Stamp, Subject, Undeclared, Usage, UsageQuery,
     UsageSum, Version, Versioned,
 };
@@ -118,7 +118,14 @@ pub(crate) trait Backend {
 
     async fn balances(&self, subject: &Subject) -> Result<Vec<LimitLine>, Failure>;
     async fn balances_of_entity(&self, entity: &EntityId) -> Result<Vec<Balance>, Failure>;
-    async fn capacity(&self, resource: &ResourceName) -> Result<BTreeMap<LimitName, Capacity>, Failure>;
+    async fn capacity(&self, resource: &ResourceName) -> Result<BTreeMap<LimitKey, Capacity>, Failure>;
+    /// Sets the units available in a bucket that a subject draws from; `None` fills it.
+    async fn set_bucket(
+        &self,
+        subject: &Subject,
+        limit: &LimitKey,
+        units: Option<u64>,
+    ) -> Result<Versioned<Balance>, Failure>;
     async fn explain(&self, request: &AcquireRequest) -> Result<Explanation, Failure>;
 
     async fn usage(&self, query: &UsageQuery, paging: &Paging) -> Result<Page<Usage>, Failure>;

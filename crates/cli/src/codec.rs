@@ -12,8 +12,9 @@ use tidegate::store::lifecycle::{
 };
 use tidegate::store::{Cursor, Page};
 use tidegate::{
-    Balance, Capacity, DeclaredToken, Entity, Explanation, LimitLine, LimitName, Policy, Scope, Source,
-    Stamp, Step, Subject, Tally, Usage, UsageSum, Version, Versioned, Window, Would,
+    Balance, Capacity, DeclaredToken, Entity, EntityId, Explanation, LimitKey, LimitLine, LimitName, Policy,
+    PolicyChanges, ResourceName, Scope, Source, Stamp, Step, Subject, Tally, Usage, UsageSum, Version,
+    Versioned, Window, Would,
 };
 use tidegate_core::limit::audit::{Change, Entry};
 use tidegate_core::limit::token::Token;
@@ -177,8 +178,8 @@ fn source(source: &Source) -> Json {
 /// The state of a limit.
 pub(crate) fn balance(balance: &Balance) -> Json {
     json!({
-        "entity": balance.subject.entity.as_str(),
-        "resource": balance.subject.resource.as_str(),
+        "entity": balance.subject.one_entity().map(EntityId::as_str),
+        "resource": balance.subject.one_resource().map(ResourceName::as_str),
         "limit": balance.limit.as_str(),
         "available": balance.available,
         "burst": balance.burst,
@@ -189,6 +190,13 @@ pub(crate) fn balance(balance: &Balance) -> Json {
         "is_short": balance.is_short(),
         "retry_after": balance.retry_after.map(seconds),
     })
+}
+
+/// A bucket that was set.
+pub(crate) fn bucket(set: &Versioned<Balance>) -> Json {
+    let mut json = balance(&set.value);
+    json["version"] = json!(set.version.number());
+    json
 }
 
 /// The state of a limit, and the policy it comes from.
@@ -204,10 +212,10 @@ pub(crate) fn balances<T>(lines: &[T], line: impl Fn(&T) -> Json) -> Json {
 }
 
 /// How much of a resource's limits is in use.
-pub(crate) fn capacity(sums: &BTreeMap<LimitName, Capacity>) -> Json {
-    let limit = |(limit, sum): (&LimitName, &Capacity)| {
+pub(crate) fn capacity(sums: &BTreeMap<LimitKey, Capacity>) -> Json {
+    let limit = |(limit, sum): (&LimitKey, &Capacity)| {
         json!({
-            "limit": limit.as_str(),
+            "limit": limit.to_string(),
             "buckets": sum.buckets,
             "burst": sum.burst,
             "available": sum.available,
@@ -255,8 +263,8 @@ fn tally(json: &mut Json, tally: &Tally) {
 /// A line of usage.
 pub(crate) fn usage(line: &Usage) -> Json {
     let mut json = json!({
-        "entity": line.subject.entity.as_str(),
-        "resource": line.subject.resource.as_str(),
+        "entity": line.subject.one_entity().map(EntityId::as_str),
+        "resource": line.subject.one_resource().map(ResourceName::as_str),
         "limit": line.limit.as_str(),
         "window": window(line.window),
         "start": line.start.to_string(),
@@ -267,8 +275,8 @@ pub(crate) fn usage(line: &Usage) -> Json {
 
 /// Summed usage.
 pub(crate) fn usage_sum(sum: &UsageSum) -> Json {
-    let line = |(limit, sum): (&LimitName, &Tally)| {
-        let mut json = json!({ "limit": limit.as_str() });
+    let line = |(limit, sum): (&LimitKey, &Tally)| {
+        let mut json = json!({ "limit": limit.to_string() });
         tally(&mut json, sum);
         json
     };
@@ -324,6 +332,15 @@ pub(crate) fn entry(entry: &Entry) -> Json {
         }
         Change::Policy { scope: at, before, after } => {
             ("policy", scope(at), before.as_ref().map(policy), after.as_ref().map(policy))
+        }
+        Change::Bucket { bucket, limit, before, after } => {
+            let at = json!({
+                "kind": "bucket",
+                "entity": bucket.one_entity().map(EntityId::as_str),
+                "resource": bucket.one_resource().map(ResourceName::as_str),
+                "limit": limit.as_str(),
+            });
+            ("bucket", at, Some(json!({ "available": before })), Some(json!({ "available": after })))
         }
         Change::Token { before, after } => {
             ("token", Json::Null, before.as_ref().map(bare_token), Some(bare_token(after)))

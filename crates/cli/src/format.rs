@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidegate::{Entity, OnExpiry, OnUnavailable, Policy, Scope, Stamp};
+use tidegate::{Entity, EntityId, OnExpiry, OnUnavailable, Policy, ResourceName, Scope, Stamp, Subject};
 use tidegate_core::duration::Rounded;
 use tidegate_core::excerpt::one_line;
 
@@ -12,6 +12,14 @@ pub(crate) fn scope(scope: &Scope) -> String {
         Scope::Subject(subject) => format!("entity {} resource {}", subject.entity, subject.resource),
         other => other.to_string(),
     }
+}
+
+/// The entity and the resource of a bucket in the columns of a table: `(all)` if all share it.
+pub(crate) fn bucket(subject: &Subject) -> [String; 2] {
+    const ALL: &str = "(all)";
+    let entity = subject.one_entity().map_or(ALL, EntityId::as_str);
+    let resource = subject.one_resource().map_or(ALL, ResourceName::as_str);
+    [entity, resource].map(escape)
 }
 
 /// A policy on one line.

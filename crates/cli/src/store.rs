@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tidegate::store::archive::{ArchiveOptions, ArchivePlace, ArchiveReport, archive};
 use tidegate::store::{AuditQuery, Listing, Lookup, Page, PolicyChange, Reply};
 use tidegate::{
-    Admin, Balance, Capacity, Entity, EntityId, Expect, Explanation, Lease, LimitError, LimitLine, LimitName,
+    Admin, Balance, Capacity, Entity, EntityId, Expect, Explanation, Lease, LimitError, LimitKey, LimitLine,
     Limiter, Paging, Policy, PolicyChanges, ResourceName, Scope, SettleStatus, Stamp, Store, StoreError,
     Subject, Undeclared, Usage, UsageQuery, UsageSum, Version, Versioned,
 };
@@ -159,8 +159,17 @@ impl Backend for InProcess {
         Ok(self.limiter.balances_of_entity(entity.as_str()).await?)
     }
 
-    async fn capacity(&self, resource: &ResourceName) -> Result<BTreeMap<LimitName, Capacity>, Failure> {
+    async fn capacity(&self, resource: &ResourceName) -> Result<BTreeMap<LimitKey, Capacity>, Failure> {
         Ok(self.limiter.capacity(resource.as_str()).await?)
+    }
+
+    async fn set_bucket(
+        &self,
+        subject: &Subject,
+        limit: &LimitKey,
+        units: Option<u64>,
+    ) -> Result<Versioned<Balance>, Failure> {
+        self.call_limiter(self.admin.set_bucket(subject, limit, units)).await
     }
 
     async fn explain(&self, wanted: &AcquireRequest) -> Result<Explanation, Failure> {

@@ -217,8 +217,8 @@ pub use http::{
 pub use lease::{Adjust, Cancel, Extend, OpenLease, Renew, Renewed, Settle, StepDone};
 pub use ledger::{AuditEntry, AuditQuery, Change, UsageLine, UsageQuery, UsageSum, UsageSummary, Window};
 pub use limit::{
-    Ask, BalanceQuery, Balances, Behaviour, Capacities, Capacity, CapacityQuery, Explanation, Forecast,
-    LimitState,
+    Ask, BalanceQuery, Balances, Behaviour, BucketWritten, Capacities, Capacity, CapacityQuery, Explanation,
+    Forecast, LimitState, PutBucket,
 };
 pub use page::{AuditPage, EntityPage, PageQuery, PolicyPage, RemoveQuery, TokenPage, UsagePage};
 pub use policy::{

@@ -15,7 +15,8 @@ wire! {
     #[derive(Default)]
     #[serde(deny_unknown_fields)]
     pub struct Policy {
-        /// The limits, each name once, at most 16.
+        /// The limits, at most 16. A name may occur once for the subject's own bucket, and once for each kind of
+        /// pool.
         #[serde(default)]
         pub limits: Vec<LimitText>,
         /// Disables inheritance: limits of wider scopes do not apply.
@@ -213,7 +214,7 @@ impl From<OnExpiry> for policy::OnExpiry {
 impl From<&policy::Policy> for Policy {
     fn from(policy: &policy::Policy) -> Self {
         Self {
-            limits: policy.rules().iter().map(|rule| LimitText(limit(rule))).collect(),
+            limits: policy.rules().iter().map(|rule| LimitText(rule.to_limit())).collect(),
             only: policy.is_only(),
             on_unavailable: policy.unavailable().map(OnUnavailable::from),
             on_expiry: policy.expiry().map(OnExpiry::from),
@@ -229,14 +230,6 @@ impl From<policy::OnUnavailable> for OnUnavailable {
             policy::OnUnavailable::LocalShare(share) => Self::LocalShare(share.fraction()),
         }
     }
-}
-
-/// Converts a rule back into a limit.
-fn limit(rule: &tidegate_core::limit::rule::Rule) -> tidegate_core::limit::rule::Limit {
-    let shape = rule.shape();
-    let limit = tidegate_core::limit::rule::Limit::per(rule.name().as_str(), shape.amount(), shape.period());
-    // A burst equal to the amount is the default.
-    if shape.burst() == shape.amount() { limit } else { limit.burst(shape.burst()) }
 }
 
 #[cfg(test)]

@@ -192,6 +192,7 @@ impl Meters {
             ("tidegate_refused_total", counts.refused),
             ("tidegate_degraded_total", counts.degraded),
             ("tidegate_unsettled_total", counts.unsettled),
+            ("tidegate_debt_bound_total", counts.debt_bound),
             ("tidegate_listener_panics_total", counts.panics),
             ("tidegate_policy_cache_hits_total", counts.cache.hits),
             ("tidegate_policy_cache_misses_total", counts.cache.misses),

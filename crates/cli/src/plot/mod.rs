@@ -12,7 +12,7 @@ use std::fs;
 use std::io::{self, IsTerminal as _};
 use std::path::{Path, PathBuf};
 
-use tidegate::{LimitName, Paging, Usage, UsageOf, UsageQuery};
+use tidegate::{EntityId, LimitName, Paging, ResourceName, Usage, UsageOf, UsageQuery};
 
 use crate::backend::Backend;
 use crate::codec;
@@ -163,14 +163,15 @@ async fn read(backend: &impl Backend, query: &UsageQuery) -> Result<Vec<Usage>, 
 /// The name of a series, which is unique within its limit.
 pub(crate) fn series_name<'a>(of: &UsageOf, line: &'a Usage) -> &'a str {
     match of {
-        UsageOf::Entity(_) => line.subject.resource.as_str(),
-        UsageOf::Resource(_) => line.subject.entity.as_str(),
+        UsageOf::Entity(_) => line.subject.one_resource().map_or("(all)", ResourceName::as_str),
+        UsageOf::Resource(_) => line.subject.one_entity().map_or("(all)", EntityId::as_str),
     }
 }
 
 /// The owner of the usage, in words.
 pub(crate) fn owner(of: &UsageOf) -> String {
     format::escape(&match of {
+        of if *of == UsageOf::all_resources() => "all resources".to_owned(),
         UsageOf::Entity(entity) => format!("entity {entity}"),
         UsageOf::Resource(resource) => format!("resource {resource}"),
     })

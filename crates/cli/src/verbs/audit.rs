@@ -116,6 +116,11 @@ fn change_words(change: &Change) -> [String; 3] {
             let [before, after] = [before, after].map(|policy| or_none(policy.as_ref().map(format::policy)));
             [format!("limits of {}", format::scope(scope)), before, after]
         }
+        Change::Bucket { bucket, limit, before, after } => [
+            format!("bucket {limit} of {bucket}"),
+            format!("{before} available"),
+            format!("{after} available"),
+        ],
         Change::Token { before, after } => {
             let before = or_none(before.as_ref().map(token_words));
             [format!("token {}", after.id), before, token_words(after)]

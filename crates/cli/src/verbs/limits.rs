@@ -9,8 +9,8 @@ use tidegate_core::duration::Period;
 use clap::{Args, Subcommand};
 use tidegate::store::{Listing, PolicyChange};
 use tidegate::{
-    EntityId, Expect, Limit, Manifest, OnExpiry, OnUnavailable, Policy, ResourceName, Scope, Step,
-    Undeclared, Versioned,
+    Across, EntityId, Expect, Limit, Manifest, OnExpiry, OnUnavailable, Policy, PolicyChanges, ResourceName,
+    Scope, Step, Undeclared, Version, Versioned,
 };
 
 use super::listed;
@@ -181,7 +181,40 @@ async fn set(backend: &impl Backend, args: SetArgs) -> Result<Output, Failure> {
     let policy = if args.only { policy.only() } else { policy };
     let policy = args.on_unavailable.into_iter().fold(policy, Policy::on_unavailable);
     let policy = args.on_expiry.into_iter().fold(policy, Policy::on_expiry);
-    change(backend, scope, Some(policy), args.expect).await
+    policy.check_scope(&scope).map_err(|error| Failure::usage(error.to_string()))?;
+    let hint = pooling_hint(&scope, &policy);
+    let output = change(backend, scope, Some(policy), args.expect).await?;
+    Ok(hint.into_iter().fold(output, Output::line))
+}
+
+/// What a limit for many subjects counts, and how it becomes a total, for readers who expect one.
+fn pooling_hint(scope: &Scope, policy: &Policy) -> Option<String> {
+    let rule = policy.rules().iter().find(|rule| rule.across().is_none())?;
+    let (counted, across, pool) = match scope {
+        Scope::System => ("each entity on each resource", "both", "all entities on all resources"),
+        Scope::Resource(_) => ("each entity", "entities", "all entities"),
+        Scope::Entity(_) => ("each resource", "resources", "all resources"),
+        Scope::Subject(_) => return None,
+    };
+    let name = rule.name();
+    Some(format!(
+        "`{name}` counts {counted} separately; for one total of {pool}, write {rule},across={across}"
+    ))
+}
+
+/// The bucket that a limit of a scope counts in.
+pub(crate) fn bucket_words(scope: &Scope, across: Option<Across>) -> &'static str {
+    match (across, scope) {
+        (Some(Across::Both), _) => "all entities on all resources",
+        (Some(Across::Entities), Scope::System) => "all entities, per resource",
+        (Some(Across::Entities), _) => "all entities",
+        (Some(Across::Resources), Scope::System) => "all resources, per entity",
+        (Some(Across::Resources), _) => "all resources",
+        (None, Scope::System) => "per entity and resource",
+        (None, Scope::Resource(_)) => "per entity",
+        (None, Scope::Entity(_)) => "per resource",
+        (None, Scope::Subject(_)) => "its own",
+    }
 }
 
 async fn delete(backend: &impl Backend, scope: Scope, expect: Option<Expect>) -> Result<Output, Failure> {
@@ -215,11 +248,14 @@ fn nothing_at(scope: &Scope) -> Failure {
 
 async fn show(backend: &impl Backend, scope: Scope) -> Result<Output, Failure> {
     let found = backend.policy(&scope).await?.ok_or_else(|| nothing_at(&scope))?;
-    let mut table = Table::new(["LIMIT", ">AMOUNT", "PERIOD", ">BURST"]);
+    let mut table = Table::new(["LIMIT", ">AMOUNT", "PERIOD", ">BURST", ">DEBT", "BUCKET"]);
     for rule in found.value.rules() {
         let shape = rule.shape();
         let period = Period(shape.period()).to_string();
-        table.row([rule.name().to_string(), shape.amount().to_string(), period, shape.burst().to_string()]);
+        let [amount, burst, debt_max] =
+            [shape.amount(), shape.burst(), rule.debt_max()].map(|units| units.to_string());
+        let bucket = bucket_words(&scope, rule.across()).to_owned();
+        table.row([rule.name().to_string(), amount, period, burst, debt_max, bucket]);
     }
     let written: StoredPolicy = (scope, found);
     let (scope, Versioned { version, value }) = &written;

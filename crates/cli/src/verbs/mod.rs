@@ -2,6 +2,7 @@
 
 pub(crate) mod acquire;
 pub(crate) mod audit;
+pub(crate) mod bucket;
 pub(crate) mod entity;
 pub(crate) mod inspect;
 pub(crate) mod lab;
@@ -104,6 +105,7 @@ async fn ask(backend: impl Backend, verb: Verb) -> Result<Output, Failure> {
         Verb::Balance(args) => inspect::balance(&backend, args).await,
         Verb::Capacity(args) => inspect::capacity(&backend, args).await,
         Verb::Explain(args) => inspect::explain(&backend, args).await,
+        Verb::Bucket(verb) => bucket::run(&backend, verb).await,
         Verb::Usage(verb) => usage::run(&backend, verb).await,
         Verb::Audit(verb) => audit::run(&backend, verb).await,
         Verb::Token(verb) => token::run(&backend, verb).await,

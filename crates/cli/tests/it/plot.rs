@@ -70,6 +70,6 @@ fn invalid_plot_is_rejected_with_a_reason() {
     );
     let nowhere = fixture.run("usage plot entity acme --out /nowhere/at/all/usage.svg");
     assert_eq!(nowhere.code, 1, "{}", nowhere.stderr);
-    assert_eq!(fixture.run("usage plot system").code, 2);
+    assert_eq!(fixture.run("usage plot entity acme resource gpt").code, 2);
     assert_eq!(fixture.run("usage plot entity acme --width 39").code, 2);
 }

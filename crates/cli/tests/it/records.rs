@@ -184,11 +184,12 @@ fn usage_is_listed_and_summed() {
             "LIMIT  UNITS  OWN  LEASES\nrpm        7    7       3\ntpm       30   30       1\n"
         );
         assert_eq!(fixture.ok("usage summary resource gpt --until 2020-01-01"), "no usage\n");
-        let run = fixture.run("usage list system");
+        let run = fixture.run("usage list entity acme resource gpt");
         assert_eq!(run.code, 2);
         assert_eq!(
             run.stderr,
-            "error: usage is not recorded for `system`\n next: use `entity ID` or `resource NAME`\n"
+            "error: usage is not recorded for `entity acme resource gpt`\n \
+             next: use `entity ID`, `resource NAME` or `system`\n"
         );
     }
 }

@@ -50,6 +50,8 @@ macro_rules! routes {
             capacity(query: &CapacityQuery) -> Capacities, json Call::get("/v1/capacity").with_query(query);
             /// Explains what would happen to an acquire, without drawing.
             explain(question: &Ask) -> Explanation, json Call::post("/v1/explain", question, Idempotency::Yes);
+            /// Sets the units available in one bucket, after a wrong settlement put it into debt. Audited.
+            put_bucket(put: &PutBucket) -> BucketWritten, json Call::put("/v1/bucket", put, Idempotency::No);
             /// Returns a page of all entities, by id.
             entities(query: &PageQuery) -> EntityPage, json Call::get("/v1/entities").with_query(query);
             /// Returns an entity.
@@ -83,7 +85,7 @@ macro_rules! routes {
                 json Call::post("/v1/apply", apply, Idempotency::yes_if(apply.changes.iter().all(|change| change.expect != Expect::Any)));
             /// Returns a page of the usage of an entity or a resource, by subject, then limit, then window.
             usage(query: &UsageQuery) -> UsagePage, json Call::get("/v1/usage").with_query(query);
-            /// Returns usage summed by limit name.
+            /// Returns usage summed by limit.
             usage_summary(query: &UsageQuery) -> UsageSummary, json Call::get("/v1/usage/summary").with_query(query);
             /// Returns a page of administrative changes, oldest first.
             audit(query: &AuditQuery) -> AuditPage, json Call::get("/v1/audit").with_query(query);

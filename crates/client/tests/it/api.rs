@@ -123,6 +123,10 @@ async fn every_server_route_has_a_client_function() {
     assert_eq!(client.usage(&query).await.unwrap().items[0].units, 10);
     assert_eq!(client.usage_summary(&query).await.unwrap().limits["tpm"].units, 10);
 
+    let (entity, resource) = (acme.clone(), "gpt-4".parse().unwrap());
+    let put = PutBucket { entity, resource, limit: "tpm".to_owned(), units: Some(7) };
+    assert_eq!(client.put_bucket(&put).await.unwrap().limit.available, 7);
+
     make_and_revoke_a_token(&client).await;
     client.remove_policy(&scope).await.unwrap();
     client.remove_entity(&acme, &RemoveQuery::default()).await.unwrap();
@@ -154,7 +158,8 @@ async fn refusal_names_limit_entity_source_and_retry_after() {
     assert_eq!(error.retry_after(), Some(Duration::from_secs(30)));
     let short: Vec<_> = error.short_limits().collect();
     let [limit] = &short[..] else { panic!("{short:?}") };
-    assert_eq!((limit.limit.as_str(), limit.entity.to_string().as_str()), ("tpm", "acme"));
+    let entity = limit.entity.as_ref().map(ToString::to_string);
+    assert_eq!((limit.limit.as_str(), entity.as_deref()), ("tpm", Some("acme")));
     assert_eq!((limit.source.as_deref(), limit.available, limit.asked), (Some("system"), 100, 600));
     // A cost above the burst is a permanent error.
     let error = client.acquire(&request(&[("tpm", 6_000)])).await.unwrap_err();

@@ -6,6 +6,7 @@
 
 use std::borrow::Borrow;
 use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -175,6 +176,101 @@ impl EntityId {
     }
 }
 
+/// The subjects that share the bucket of a pooled limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Across {
+    /// All resources of an entity.
+    Resources,
+    /// All entities on a resource.
+    Entities,
+    /// All entities on all resources.
+    Both,
+}
+
+impl Across {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Resources, Self::Entities, Self::Both];
+
+    /// The name in lower case, as in the text of a limit.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Resources => "resources",
+            Self::Entities => "entities",
+            Self::Both => "both",
+        }
+    }
+}
+
+impl fmt::Display for Across {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// The error for text that is not an [`Across`].
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("`{text}` is not one of `resources`, `entities` and `both`")]
+pub struct InvalidAcross {
+    /// The text.
+    pub text: String,
+}
+
+impl FromStr for Across {
+    type Err = InvalidAcross;
+
+    fn from_str(text: &str) -> Result<Self, InvalidAcross> {
+        let found = Self::ALL.into_iter().find(|across| across.as_str() == text);
+        found.ok_or_else(|| InvalidAcross { text: excerpt(text) })
+    }
+}
+
+/// A limit's name and which subjects share its bucket, as text `tpm` or `tpm,across=entities`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LimitKey {
+    /// The name.
+    pub name: LimitName,
+    /// Which subjects share the bucket; `None` if each has one of its own.
+    pub across: Option<Across>,
+}
+
+impl From<LimitName> for LimitKey {
+    fn from(name: LimitName) -> Self {
+        Self { name, across: None }
+    }
+}
+
+impl fmt::Display for LimitKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.across {
+            None => f.pad(self.name.as_str()),
+            Some(across) => f.pad(&format!("{},across={across}", self.name)),
+        }
+    }
+}
+
+/// The error for text that is not a [`LimitKey`].
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum InvalidLimitKey {
+    /// The name is invalid.
+    #[error(transparent)]
+    Name(#[from] InvalidName),
+    /// What follows `,across=` is none of its values.
+    #[error(transparent)]
+    Across(#[from] InvalidAcross),
+}
+
+impl FromStr for LimitKey {
+    type Err = InvalidLimitKey;
+
+    fn from_str(text: &str) -> Result<Self, InvalidLimitKey> {
+        let (name, across) = match text.split_once(",across=") {
+            Some((name, across)) => (name, Some(across.parse()?)),
+            None => (text, None),
+        };
+        Ok(Self { name: LimitName::new(name)?, across })
+    }
+}
+
 /// The key of a bucket: an entity's use of a resource, or a [pool](Self::pool).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Subject {
@@ -201,6 +297,34 @@ impl Subject {
         }
     }
 
+    /// The entity; `None` for a pool of all entities.
+    pub fn one_entity(&self) -> Option<&EntityId> {
+        Some(&self.entity).filter(|entity| entity.as_str() != DEFAULT)
+    }
+
+    /// The resource; `None` for a pool of all resources.
+    pub fn one_resource(&self) -> Option<&ResourceName> {
+        Some(&self.resource).filter(|resource| resource.as_str() != DEFAULT)
+    }
+
+    /// The key of the pool that this subject's use counts in.
+    #[must_use]
+    pub fn pooled(&self, across: Across) -> Self {
+        let entity = matches!(across, Across::Resources).then(|| self.entity.clone());
+        let resource = matches!(across, Across::Entities).then(|| self.resource.clone());
+        Self::pool(entity, resource)
+    }
+
+    /// Which subjects share the bucket; `None` if it is not a pool.
+    pub fn across(&self) -> Option<Across> {
+        match (self.one_entity(), self.one_resource()) {
+            (Some(_), Some(_)) => None,
+            (Some(_), None) => Some(Across::Resources),
+            (None, Some(_)) => Some(Across::Entities),
+            (None, None) => Some(Across::Both),
+        }
+    }
+
     /// A stored key, which may be that of a pool.
     ///
     /// # Errors
@@ -214,7 +338,12 @@ impl Subject {
 
 impl fmt::Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} on {}", self.entity, self.resource)
+        match self.across() {
+            None => write!(f, "{} on {}", self.entity, self.resource),
+            Some(Across::Resources) => write!(f, "{} on all resources", self.entity),
+            Some(Across::Entities) => write!(f, "all entities on {}", self.resource),
+            Some(Across::Both) => f.write_str("all entities on all resources"),
+        }
     }
 }
 
@@ -257,10 +386,32 @@ mod tests {
     }
 
     #[test]
+    fn pools_of_a_subject_are_named_by_what_they_count() {
+        let subject = Subject::new("acme", "gpt").unwrap();
+        assert_eq!(subject.across(), None);
+        let table = [
+            (Across::Resources, "acme on all resources"),
+            (Across::Entities, "all entities on gpt"),
+            (Across::Both, "all entities on all resources"),
+        ];
+        for (across, shown) in table {
+            let pool = subject.pooled(across);
+            assert_eq!((pool.to_string().as_str(), pool.across()), (shown, Some(across)));
+            assert_eq!(across.as_str().parse(), Ok(across));
+        }
+        for text in ["tpm", "tpm,across=both"] {
+            assert_eq!(text.parse::<LimitKey>().unwrap().to_string(), text);
+        }
+        assert!("tpm,across=x".parse::<LimitKey>().is_err() && "t pm".parse::<LimitKey>().is_err());
+        let error = "entity".parse::<Across>().unwrap_err().to_string();
+        assert_eq!(error, "`entity` is not one of `resources`, `entities` and `both`");
+    }
+
+    #[test]
     fn pool_is_stored_under_a_reserved_name() {
         let acme = EntityId::new("acme").unwrap();
         let pool = Subject::pool(Some(acme), None);
-        assert_eq!(pool.to_string(), "acme on _default_");
+        assert_eq!(pool.to_string(), "acme on all resources");
         assert_eq!(Subject::stored("acme", DEFAULT), Ok(pool));
         assert_eq!(Subject::stored(DEFAULT, DEFAULT), Ok(Subject::pool(None, None)));
         assert_eq!(Subject::stored("acme", "gpt"), Subject::new("acme", "gpt"));

@@ -35,7 +35,7 @@ const fn histogram(name: &'static str, labels: &'static [&'static str], help: &'
 }
 
 /// All metrics.
-pub(super) const METRICS: [Metric; 33] = [
+pub(super) const METRICS: [Metric; 34] = [
     histogram(
         "tidegate_decision_seconds",
         &["verb"],
@@ -51,6 +51,11 @@ pub(super) const METRICS: [Metric; 33] = [
     ),
     counter("tidegate_degraded_total", &[], "Leases granted without the store."),
     counter("tidegate_unsettled_total", &[], "Lease endings that never reached the store."),
+    counter(
+        "tidegate_debt_bound_total",
+        &[],
+        "Settlements above the held units that left a bucket at the bound of its debt.",
+    ),
     gauge("tidegate_waiting", "Acquires queued for a limit."),
     gauge("tidegate_settling", "Lease endings being sent to the store."),
     counter("tidegate_leases_granted_total", &[], "Granted leases."),

@@ -447,7 +447,7 @@ fn draw_rule(rule: &RuleConfig, number: usize) -> Result<DrawRule, FieldError> {
         let limit: Result<Limit, _> = text.parse();
         limits.push(limit.map_err(|error| field_error(format!("limits[{place}]"), text, error.to_string()))?);
     }
-    let policy = Policy::new(limits.iter().cloned());
+    let policy = Policy::new(limits.iter().cloned()).and_then(|policy| policy.check_call().map(|()| policy));
     let policy = policy.map_err(|error| field_error("limits", &rule.limits.join(", "), error.to_string()))?;
     let is_drawn = |limit: &LimitName| cost.iter().any(|(name, _)| name == limit);
     if let Some(place) = policy.rules().iter().position(|limit| !is_drawn(limit.name())) {

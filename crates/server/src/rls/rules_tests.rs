@@ -235,6 +235,10 @@ fn invalid_rule_error_names_field_value_and_reason() {
             "`limits` is `requests:5/min, requests:9/h`: the limit `requests` is defined twice",
         ),
         (
+            RuleConfig { limits: vec!["requests:5/min,across=both".to_owned()], ..user() },
+            "the limit `requests` is given with a call and cannot count across=both: put it in a policy",
+        ),
+        (
             RuleConfig { limits: vec!["requests:5/min".to_owned(), "tokens:100/min".to_owned()], ..user() },
             "`limits[1]` is `tokens:100/min`: `cost` does not contain this limit, but `requests`",
         ),

@@ -93,6 +93,7 @@ fn table() -> Vec<Route> {
         route!(GET "/v1/balances", READ, inspect::balances),
         route!(GET "/v1/capacity", READ, inspect::capacity),
         route!(POST "/v1/explain", READ, inspect::explain),
+        route!(PUT "/v1/bucket", ADMIN, inspect::put_bucket),
         route!(GET "/v1/entities", READ, entity::list),
         route!(GET "/v1/entities/{entity}", READ, entity::get),
         route!(PUT "/v1/entities/{entity}", ADMIN, entity::put),

@@ -74,14 +74,10 @@ pub(super) async fn put(
     if query.expect.is_some() {
         return Err(Refusal::invalid("expect", "`expect` belongs in the body of this request"));
     }
-    let policy =
-        Policy::try_from(put.policy).map_err(|error| Refusal::invalid("policy", error.to_string()))?;
-    change(
-        &state,
-        &caller,
-        vec![PolicyChange { scope: query.into(), expect: put.expect.into(), policy: Some(policy) }],
-    )
-    .await
+    let (scope, expect) = (Scope::from(query), put.expect.into());
+    let policy = Policy::try_from(put.policy).and_then(|policy| policy.check_scope(&scope).map(|()| policy));
+    let policy = policy.map_err(|error| Refusal::invalid("policy", error.to_string()))?;
+    change(&state, &caller, vec![PolicyChange { scope, expect, policy: Some(policy) }]).await
 }
 
 /// Removes the policy at a scope. Removing a missing policy succeeds unless the write is conditional.
@@ -114,7 +110,9 @@ pub(super) async fn plan(
         let invalid = |error: tidegate::InvalidPolicy| {
             Refusal::invalid(format!("policies[{number}].policy"), error.to_string())
         };
-        declared.push(policy.check().map_err(invalid)?);
+        let (scope, policy) = policy.check().map_err(invalid)?;
+        policy.check_scope(&scope).map_err(invalid)?;
+        declared.push((scope, policy));
     }
     let extra = if declaration.prune { Undeclared::Prune } else { Undeclared::Keep };
     let admin = state.limiter().admin(caller.actor());
@@ -136,6 +134,10 @@ pub(super) async fn apply(
     for (number, wire) in apply.changes.into_iter().enumerate() {
         let (scope, expect) = (wire.scope(), wire.expect.into());
         let policy = wire.policy.map(Policy::try_from).transpose();
+        let policy = policy.and_then(|policy| match policy {
+            Some(policy) => policy.check_scope(&scope).map(|()| Some(policy)),
+            None => Ok(None),
+        });
         let invalid = |error: tidegate::InvalidPolicy| {
             Refusal::invalid(format!("changes[{number}].policy"), error.to_string())
         };

@@ -28,11 +28,13 @@ async fn token_cannot_revoke_itself() {
 async fn every_change_is_audited_with_version_and_actor() {
     let kit = Kit::new().await;
     let policy = json!({"policy": {"limits": ["rpm:5/min"]}});
+    let bucket = json!({"entity": "acme", "resource": "gpt-4", "limit": "rpm", "units": 3});
     let apply = json!({"changes": [{"entity": "acme", "policy": {"limits": ["tpm:7/s"]}}]});
-    let changes: [(&str, &str, Option<Value>, &str); 7] = [
+    let changes: [(&str, &str, Option<Value>, &str); 8] = [
         ("PUT", "/v1/entities/acme", Some(json!({})), "acme"),
         ("PUT", "/v1/policy?resource=gpt-4", Some(policy), "$RESOURCE:gpt-4"),
         ("POST", "/v1/apply", Some(apply), "acme"),
+        ("PUT", "/v1/bucket", Some(bucket), "acme"),
         ("DELETE", "/v1/policy?resource=gpt-4", None, "$RESOURCE:gpt-4"),
         ("POST", "/v1/tokens", Some(json!({"id": "ci", "scopes": "read"})), "$TOKEN:ci"),
         ("DELETE", "/v1/tokens/ci", None, "$TOKEN:ci"),

@@ -46,6 +46,11 @@ fn renewal_that_is_not_applied_is_found() {
 }
 
 #[test]
+fn repair_that_is_not_made_is_found() {
+    finds(Defect::RepairsNothing, conformance::repairs::repair_sets_the_units_available, "left: (-900");
+}
+
+#[test]
 fn late_step_that_is_accepted_is_found() {
     finds(
         Defect::NeverExpires,

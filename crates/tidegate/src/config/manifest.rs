@@ -200,10 +200,21 @@ impl Reader {
         }
         match Policy::new(limits) {
             _ if !has_settings => {}
-            Ok(policy) => {
-                let policy = settings.into_iter().fold(policy, |policy, setting| setting.to(policy));
-                self.policies.push((scope, policy));
-            }
+            Ok(policy) => match policy.check_scope(&scope) {
+                Ok(()) => {
+                    let policy = settings.into_iter().fold(policy, |policy, setting| setting.to(policy));
+                    self.policies.push((scope, policy));
+                }
+                Err(error) => {
+                    let pooled = policy.rules().iter().find(|rule| rule.across().is_some());
+                    let value = pooled.map(ToString::to_string).unwrap_or_default();
+                    self.wrong(
+                        &path.join("limits"),
+                        format!("\"{value}\""),
+                        format!("a limit for this scope; {error}"),
+                    );
+                }
+            },
             // Each limit was checked when it was read, including for duplicate names.
             Err(error) => unreachable!("checked limits make a valid policy: {error}"),
         }
@@ -228,7 +239,7 @@ impl Reader {
             let scalar = toml_scalar(value.get_ref());
             match read_limit(&scalar) {
                 Err(bound) => self.wrong(&path, scalar.to_string(), bound),
-                Ok(limit) if limits.iter().any(|other| other.name() == limit.name()) => {
+                Ok(limit) if limits.iter().any(|other| other.key() == limit.key()) => {
                     let bound = format!("a limit with another name: `{}` occurs twice", limit.name());
                     self.wrong(&path, scalar.to_string(), bound);
                 }

@@ -384,10 +384,10 @@ async fn usage_and_capacity_are_reported() {
     assert_eq!(page.items.len(), 4);
     let of = UsageOf::Resource(ResourceName::new("gpt").unwrap());
     let sum = limiter.usage_sum(&UsageQuery { of, window: Window::Day, range: all }).await.unwrap();
-    let totals: Vec<_> = sum.limits.iter().map(|(name, tally)| (name.as_str(), tally.own)).collect();
+    let totals: Vec<_> = sum.limits.iter().map(|(key, tally)| (key.name.as_str(), tally.own)).collect();
     assert_eq!(totals, [("rpm", 6), ("tpm", 606)]);
     let capacity = limiter.capacity("gpt").await.unwrap();
-    let tpm = &capacity[&tidegate::LimitName::new("tpm").unwrap()];
+    let tpm = &capacity[&"tpm".parse().unwrap()];
     assert_eq!((tpm.buckets, tpm.burst, tpm.consumed), (2, 2_000, 606));
 }
 

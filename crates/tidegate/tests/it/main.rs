@@ -69,6 +69,7 @@ mod limiter_cancel;
 mod limiter_clock;
 mod limiter_idempotency;
 mod limiter_lost_replies;
+mod limiter_pools;
 mod limiter_races;
 mod limiter_regressions;
 mod limiter_remote;
