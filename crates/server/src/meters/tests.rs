@@ -94,6 +94,7 @@ async fn exercised() -> String {
     all.ended(Decision::Settle);
     all.ended(Decision::Cancel);
     all.busy();
+    all.connections("api").open.increment(1.0);
     all.panicked();
     all.swept(SweepReport::default());
     all.clock_offset(Duration::ZERO);
