@@ -24,11 +24,16 @@
 
 mod auth;
 mod codec;
+mod connections;
+mod endpoint;
 mod event_broadcast;
+mod frame_budget;
+mod guarded_body;
 mod handshake;
 mod inline_executor;
 mod io_timeout;
 mod lease_key;
+mod log_throttle;
 mod meters;
 mod openapi;
 mod options;
@@ -42,6 +47,7 @@ mod rls;
 mod rls;
 mod routes;
 mod server;
+mod slots;
 mod state;
 mod tls;
 mod token;

@@ -17,20 +17,20 @@ use futures_util::future::{join_all, maybe_done};
 use tidegate::{AdjustStatus, Balance, Lease, LimitError, OnExpiry, Request, StoreError, Would};
 use tidegate_core::limit::cascade::InvalidCost;
 use tidegate_core::limit::name::Subject;
-use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tonic::Status;
 
 use super::background::{AtCapacity, BackgroundTasks, GRACE_PERIOD};
 use super::config::Unknown;
-use super::log_throttle::LogThrottle;
 use super::meters::RlsMeters;
 use super::refunds::RefundableCharges;
 use super::refusal::status;
 use super::response::to_response;
 use super::rules::{DrawAction, DrawRequest, ENTRIES_MAX, EnvoyRules, RuleMatch};
+use crate::log_throttle::LogThrottle;
 use crate::meters::Decision;
 use crate::refusal::Refusal;
+use crate::slots::Slots;
 use crate::state::State;
 
 /// The maximum number of descriptors of a request.
@@ -66,7 +66,7 @@ pub(super) struct Decider {
     pub(super) rules: EnvoyRules,
     pub(super) meters: RlsMeters,
     /// Bounds the concurrent requests, separately from those over HTTP.
-    pub(super) running: Semaphore,
+    pub(super) running: Arc<Slots>,
     pub(super) background: BackgroundTasks,
     pub(super) log_throttle: LogThrottle,
     pub(super) refundable: RefundableCharges,
@@ -282,7 +282,7 @@ impl Decider {
             });
         for AtCapacity in join_all(works).await.into_iter().filter_map(Result::err) {
             self.meters.unasked.increment(1);
-            if let Some(left_out) = self.log_throttle.allow(Instant::now()) {
+            if let Some(left_out) = self.log_throttle.allow() {
                 tracing::warn!(left_out, "dropped a shadow rule: {AtCapacity}");
             }
         }
@@ -309,7 +309,7 @@ impl Decider {
     /// Records that a rule could not be evaluated.
     fn record_unasked(&self, draw: &DrawRequest<'_>, error: &LimitError) {
         self.meters.unasked.increment(1);
-        if let Some(left_out) = self.log_throttle.allow(Instant::now()) {
+        if let Some(left_out) = self.log_throttle.allow() {
             tracing::warn!(rule = draw.rule.number, %error, left_out, "failed to evaluate an Envoy rule");
         }
     }

@@ -51,6 +51,14 @@ pub struct RouteInfo {
     pub access: Access,
 }
 
+impl RouteInfo {
+    /// Whether operators need the route while callers use all slots: to change something, or to see the state
+    /// of the server.
+    pub(crate) fn has_reserve(&self) -> bool {
+        self.access == ADMIN || ["/metrics", "/v1/snapshot", "/v1/status"].contains(&self.path)
+    }
+}
+
 struct Route {
     info: RouteInfo,
     filter: MethodFilter,

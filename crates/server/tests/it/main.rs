@@ -28,6 +28,7 @@ mod rls_services;
 mod rls_tls;
 mod security;
 mod slow;
+mod starvation;
 mod tls;
 mod tls_sessions;
 mod tokens;
