@@ -8,7 +8,8 @@ use std::time::Duration;
 use serde_json::{Map, json};
 use tidegate::store::archive::ArchiveReport;
 use tidegate::store::lifecycle::{
-    CheckReport, DestroyReport, InitReport, NamespaceList, Part, Setting, Space, StoreLocation, UpgradeReport,
+    BackupReport, CheckReport, DestroyReport, InitReport, NamespaceList, Part, Setting, Space, StoreLocation,
+    UpgradeReport,
 };
 use tidegate::store::{Cursor, Page};
 use tidegate::{
@@ -140,6 +141,7 @@ fn bare_entity(entity: &Entity) -> Json {
         "name": entity.display_name(),
         "parent": entity.parent_id().map(ToString::to_string),
         "cascade": entity.cascades(),
+        "disabled": entity.is_disabled(),
         "metadata": entity.notes(),
     })
 }
@@ -149,6 +151,18 @@ pub(crate) fn entity(entity: &Versioned<Entity>) -> Json {
     let mut json = bare_entity(&entity.value);
     json["version"] = json!(entity.version.number());
     json
+}
+
+/// An entity in a tree.
+pub(crate) fn tree_entity(versioned: &Versioned<Entity>, children: Vec<Json>) -> Json {
+    let mut json = entity(versioned);
+    json["children"] = Json::Array(children);
+    json
+}
+
+/// Trees of entities.
+pub(crate) fn tree(roots: Vec<Json>) -> Json {
+    json!({ "entities": roots })
 }
 
 /// A removed entity.
@@ -463,6 +477,10 @@ pub(crate) fn upgraded(upgraded: &UpgradeReport, url: &str) -> Json {
 }
 
 /// What a removal would lose.
+pub(crate) fn copied(copied: &BackupReport, url: &str) -> Json {
+    json!({ "store": url, "file": copied.file.display().to_string(), "bytes": copied.bytes })
+}
+
 pub(crate) fn losses(listed: &NamespaceList, url: &str) -> Json {
     let Json::Object(listed) = listed_store(listed) else { return Json::Null };
     with(listed, json!({ "store": url, "is_removed": false }))

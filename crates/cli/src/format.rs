@@ -37,8 +37,9 @@ pub(crate) fn entity(entity: &Entity) -> String {
         entity.display_name().map(|name| format!("name={name}")).into_iter().collect();
     words.extend(entity.parent_id().map(|parent| format!("parent={parent}")));
     words.extend(entity.cascades().then(|| "cascade".to_owned()));
+    words.extend(entity.is_disabled().then(|| "disabled".to_owned()));
     words.extend(entity.notes().iter().map(|(key, value)| format!("{key}={value}")));
-    if words.is_empty() { "no parent".to_owned() } else { words.join(" ") }
+    if words.is_empty() { "exists".to_owned() } else { words.join(" ") }
 }
 
 /// The behaviour while the store is unavailable, in command-line form.

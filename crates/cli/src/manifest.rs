@@ -1,7 +1,7 @@
 //! Manifests: what a file declares, compared with a store or a server, and written to it.
 //!
 //! Entities are written first, parents before their children, then all limits at once, then missing tokens. Each
-//! write expects what the comparison has found. Entities and tokens that the file does not declare are left alone.
+//! write expects what the comparison has found. Entities and tokens that the file does not declare stay.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -62,8 +62,11 @@ impl ManifestChanges {
         let mut entities = Vec::new();
         for after in manifest.entities() {
             let before = backend.entity(after.id()).await?;
-            if before.as_ref().is_none_or(|before| before.value != *after) {
-                entities.push(EntityChange { before, after: after.clone() });
+            // A manifest does not enable an entity that an operator has disabled.
+            let is_disabled = before.as_ref().is_some_and(|before| before.value.is_disabled());
+            let after = after.clone().disabled(is_disabled);
+            if before.as_ref().is_none_or(|before| before.value != after) {
+                entities.push(EntityChange { before, after });
             }
         }
         let tokens = missing_tokens(backend, manifest.tokens()).await?;
@@ -152,7 +155,7 @@ fn secret_of(token: &DeclaredToken) -> Result<Option<Secret>, Failure> {
 }
 
 impl ManifestChanges {
-    /// Checks that every token to be created has a secret: nobody would see a generated one.
+    /// Checks that every token to be created has a secret: a generated one would be lost.
     fn check_unattended(&self) -> Result<(), Failure> {
         let Some(DeclaredToken { id, .. }) = self.tokens.iter().find(|token| token.secret_env.is_none())
         else {

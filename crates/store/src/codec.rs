@@ -40,7 +40,8 @@ pub(crate) fn policy_from_text(text: &str) -> Result<Policy, StoreError> {
     read(text).map_err(|why| corrupt("a policy", &why))
 }
 
-/// An entity: `{"id":"acme","name":"Acme","parent":"group","cascade":true,"metadata":{"tier":"gold"}}`.
+/// An entity: `{"id":"acme","name":"Acme","parent":"group","cascade":true,"metadata":{"tier":"gold"}}`, with
+/// `"disabled":true` if it is.
 pub(crate) fn entity_to_text(entity: &Entity) -> String {
     write(&EntityText::of(entity))
 }
@@ -152,6 +153,8 @@ struct EntityText<'a> {
     parent: Option<Cow<'a, str>>,
     #[serde(default, skip_serializing_if = "is_false")]
     cascade: bool,
+    #[serde(default, skip_serializing_if = "is_false")]
+    disabled: bool,
     #[serde(borrow, default, skip_serializing_if = "BTreeMap::is_empty")]
     metadata: BTreeMap<Cow<'a, str>, Cow<'a, str>>,
 }
@@ -320,6 +323,7 @@ impl<'a> EntityText<'a> {
             name: entity.display_name().map(Cow::Borrowed),
             parent: entity.parent_id().map(|parent| Cow::Borrowed(parent.as_str())),
             cascade: entity.cascades(),
+            disabled: entity.is_disabled(),
             metadata: entity.notes().iter().map(note).collect(),
         }
     }
@@ -335,6 +339,7 @@ impl<'a> EntityText<'a> {
         if self.cascade {
             entity = entity.cascade();
         }
+        entity = entity.disabled(self.disabled);
         for (key, value) in self.metadata {
             entity = entity.metadata(key, value);
         }

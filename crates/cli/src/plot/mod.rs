@@ -6,26 +6,28 @@ mod chart;
 mod svg;
 mod text;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, IsTerminal as _};
 use std::path::{Path, PathBuf};
 
-use tidegate::{EntityId, LimitName, Paging, ResourceName, Usage, UsageOf, UsageQuery};
+use tidegate::{EntityId, LimitLine, LimitName, Paging, ResourceName, Subject, Usage, UsageOf, UsageQuery};
 
 use crate::backend::Backend;
 use crate::codec;
 use crate::failure::Failure;
 use crate::format;
 use crate::output::Output;
-use chart::Chart;
 pub(crate) use chart::Series;
+use chart::{Chart, Panel};
 
 /// Maximum records of usage for one chart.
 const LINES_MAX: usize = 200_000;
 /// Maximum names of limits in an error.
 const KNOWN_MAX: usize = 20;
+/// Maximum lines for different limits in one panel.
+const REFILLS_MAX: usize = 3;
 /// Maximum items per page.
 const PAGE_MAX: u32 = 1_000;
 /// Default width of a text chart, in columns.
@@ -63,10 +65,11 @@ pub(crate) async fn run(
             check_limit(backend, limit, &query.of).await?;
         }
     }
-    let Some(chart) = Chart::new(query, &lines)? else {
+    let Some(mut chart) = Chart::new(query, &lines)? else {
         let text = if out.is_some() { "no usage: nothing was written" } else { "no usage" };
         return Ok(Output::new(json(query, None)).line(text));
     };
+    read_limits(backend, &mut chart).await?;
     let output = Output::new(json(query, Some(&chart)));
     if let Some(out) = out {
         let failed = |error: io::Error| {
@@ -158,6 +161,31 @@ async fn read(backend: &impl Backend, query: &UsageQuery) -> Result<Vec<Usage>, 
         let Some(next) = page.next else { return Ok(lines) };
         paging = Paging::first(PAGE_MAX)?.after(next);
     }
+}
+
+/// Reads the current limits of what is drawn, and the units that they refill in a window.
+async fn read_limits(backend: &impl Backend, chart: &mut Chart) -> Result<(), Failure> {
+    let mut known: BTreeMap<Subject, Vec<LimitLine>> = BTreeMap::new();
+    for subject in chart.all_series().into_iter().filter_map(|series| series.subject.clone()) {
+        if !known.contains_key(&subject) {
+            let lines = backend.balances(&subject).await?;
+            known.insert(subject, lines);
+        }
+    }
+    let refills = |panel: &Panel| {
+        let subjects = panel.series.iter().filter_map(|series| series.subject.as_ref());
+        let own = subjects.flat_map(|subject| {
+            let lines = known.get(subject).into_iter().flatten();
+            lines.filter(move |line| line.balance.subject == *subject)
+        });
+        let of_panel = own.filter(|line| line.balance.limit.as_str() == panel.limit);
+        of_panel.map(|line| chart.refill(&line.balance)).collect::<BTreeSet<_>>()
+    };
+    let refills: Vec<_> = chart.panels.iter().map(refills).collect();
+    for (panel, refills) in chart.panels.iter_mut().zip(refills) {
+        panel.refills = refills.into_iter().take(REFILLS_MAX).collect();
+    }
+    Ok(())
 }
 
 /// The name of a series, which is unique within its limit.

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use tidegate::Stamp;
 use tidegate::store::AuditQuery;
-use tidegate::{Entity, Stamp};
 use tidegate_core::limit::audit::{AuditKey, Change};
 use tidegate_core::limit::token::{Token, TokenId};
 
@@ -109,7 +109,7 @@ fn change_words(change: &Change) -> [String; 3] {
     match change {
         Change::Entity { before, after } => {
             let id = after.as_ref().or(before.as_ref()).map(|entity| entity.id().to_string());
-            let [before, after] = [before, after].map(|entity| or_none(entity.as_ref().map(entity_words)));
+            let [before, after] = [before, after].map(|entity| or_none(entity.as_ref().map(format::entity)));
             [format!("record of entity {}", id.unwrap_or_default()), before, after]
         }
         Change::Policy { scope, before, after } => {
@@ -126,15 +126,6 @@ fn change_words(change: &Change) -> [String; 3] {
             [format!("token {}", after.id), before, token_words(after)]
         }
     }
-}
-
-fn entity_words(entity: &Entity) -> String {
-    let mut words: Vec<String> =
-        entity.display_name().map(|name| format!("name={name}")).into_iter().collect();
-    words.extend(entity.parent_id().map(|parent| format!("parent={parent}")));
-    words.extend(entity.cascades().then(|| "cascade".to_owned()));
-    words.extend(entity.notes().iter().map(|(key, value)| format!("{key}={value}")));
-    if words.is_empty() { "exists".to_owned() } else { words.join(" ") }
 }
 
 fn token_words(token: &Token) -> String {

@@ -345,7 +345,7 @@ fn diff_all(changes: &ManifestChanges) -> Table {
     for EntityChange { before, after } in &changes.entities {
         let (sign, tint) = if before.is_none() { ("+", Tint::Good) } else { ("~", Tint::Changed) };
         let before = before.as_ref().map_or_else(|| "-".to_owned(), |before| format::entity(&before.value));
-        let name = format!("the entity {}", after.id());
+        let name = format!("record of entity {}", after.id());
         table.tinted(tint, [sign.to_owned(), name, before, format::entity(after)]);
     }
     for token in &changes.tokens {

@@ -10,6 +10,7 @@ pub(crate) mod limits;
 pub(crate) mod serve;
 pub(crate) mod store;
 pub(crate) mod token;
+mod tree;
 pub(crate) mod usage;
 
 use std::io::{self, Read as _};

@@ -34,12 +34,12 @@ fn entities_and_tokens_are_planned_and_applied() {
         fs::write(&file, DECLARED).unwrap();
         let file = file.display();
         fixture.ok("entity create acme --name Old");
-        let table = "   SCOPE            BEFORE    AFTER\n\
-                     +  system           -         rpm:60/min\n\
-                     +  entity bot       -         rpm:5/s\n\
-                     ~  the entity acme  name=Old  name=Acme\n\
-                     +  the entity bot   -         parent=acme cascade team=search\n\
-                     +  token ci         -         acquire,read\n";
+        let table = "   SCOPE                  BEFORE    AFTER\n\
+                     +  system                 -         rpm:60/min\n\
+                     +  entity bot             -         rpm:5/s\n\
+                     ~  record of entity acme  name=Old  name=Acme\n\
+                     +  record of entity bot   -         parent=acme cascade team=search\n\
+                     +  token ci               -         acquire,read\n";
         let plan = fixture.run(&format!("limits plan {file}"));
         let end = "2 entities, 2 scopes, 1 token to change: tidegate limits apply\n";
         assert_eq!((plan.code, plan.stdout), (5, format!("{table}{end}")));
@@ -131,7 +131,7 @@ fn server_applies_its_manifest_at_start_and_on_sighup() {
     let file = fixture.path("limits.toml");
     let path = file.to_str().unwrap();
     let token = |rest: &str| format!("[token.ops]\nscopes = ['acquire', 'read', 'admin']\n{rest}\n");
-    // Nobody would see a generated secret.
+    // A generated secret would be lost.
     fs::write(&file, token("")).unwrap();
     for arguments in [&["--manifest", path][..], &["--manifest", path, "--check"]] {
         let refused = fixture.run_words(&[&["serve", "--listen", "127.0.0.1:0"], arguments].concat());

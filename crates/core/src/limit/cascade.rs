@@ -12,7 +12,7 @@ use thiserror::Error;
 use crate::excerpt::excerpt;
 use crate::limit::audit::About;
 use crate::limit::lease::{digest_by_key, name_key};
-use crate::limit::name::{Across, LimitName, Subject};
+use crate::limit::name::{Across, EntityId, LimitName, Subject};
 use crate::limit::policy::{OnExpiry, OnUnavailable, Scope, Version};
 use crate::limit::resolve::{EffectiveLimit, EffectiveLimits, Source};
 use crate::limit::rule::{DEBT_TIME_MAX, Rule, refilled_in};
@@ -44,6 +44,8 @@ pub struct Levels {
     levels: Box<[Level]>,
     on_unavailable: (OnUnavailable, Source),
     on_expiry: (OnExpiry, Source),
+    /// The first entity among the levels that is disabled.
+    disabled: Option<EntityId>,
 }
 
 /// One level: a bucket and its limits. Engines treat the subject's own bucket, a parent's and a pool's alike.
@@ -213,7 +215,8 @@ impl Levels {
         levels.extend(pools.into_iter().map(|(subject, lines)| Level { subject, limits: lines.into() }));
         let levels: Box<[Level]> = levels.into();
         let (units_max, keys) = (units_max(names.len(), &levels), keys(&names));
-        Self { version, names: names.into(), units_max, keys, levels, on_unavailable, on_expiry }
+        let disabled = None;
+        Self { version, names: names.into(), units_max, keys, levels, on_unavailable, on_expiry, disabled }
     }
 
     /// The levels of a lease read back from a store, to end the lease. They have no setting for an
@@ -248,6 +251,7 @@ impl Levels {
             levels: levels.into(),
             on_unavailable: (OnUnavailable::default(), Source::Defaults),
             on_expiry: (on_expiry, Source::Defaults),
+            disabled: None,
         })
     }
 
@@ -307,6 +311,13 @@ impl Levels {
         self
     }
 
+    /// The levels of which this entity is disabled.
+    #[must_use]
+    pub fn with_disabled(mut self, entity: Option<EntityId>) -> Self {
+        self.disabled = entity;
+        self
+    }
+
     /// The levels with other bounds of debt.
     #[must_use]
     pub fn with_debt_max(mut self, mut debt_max: impl FnMut(&Subject, &Rule) -> Option<u64>) -> Self {
@@ -321,6 +332,11 @@ impl Levels {
     /// The subject that was resolved.
     pub fn subject(&self) -> &Subject {
         &self.levels[0].subject
+    }
+
+    /// The entity that is disabled, if one is: nothing may be drawn.
+    pub const fn disabled(&self) -> Option<&EntityId> {
+        self.disabled.as_ref()
     }
 
     /// The version of the namespace that the levels were resolved at.

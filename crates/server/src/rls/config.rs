@@ -63,7 +63,7 @@ pub struct RuleConfig {
     pub cost: BTreeMap<String, u64>,
     /// Limits of this rule, such as `requests:100/min`, which replace the stored limits of the subject.
     pub limits: Vec<String>,
-    /// Whether requests draw before they are forwarded, or report what they used afterwards.
+    /// Whether requests draw before they are forwarded, or report their usage afterwards.
     pub charge: Charge,
     /// How long after a charge negative hits return its units, such as `10m`; never if absent.
     pub refund_within: Option<String>,

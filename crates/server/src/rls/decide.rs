@@ -415,7 +415,9 @@ fn as_over_limit(error: &LimitError) -> Option<OverLimit> {
             Some(OverLimit { retry_after: *retry_after, ..OverLimit::default() })
         }
         // Errors that clients can provoke must not allow a request.
-        LimitError::Name(_) => Some(OverLimit { why: why(), ..OverLimit::default() }),
+        LimitError::Name(_) | LimitError::Disabled { .. } => {
+            Some(OverLimit { why: why(), ..OverLimit::default() })
+        }
         LimitError::Cost(cost) if matches!(**cost, InvalidCost::Units { .. }) => {
             Some(OverLimit { why: why(), ..OverLimit::default() })
         }

@@ -7,7 +7,7 @@ use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descri
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code::{Ok as Under, OverLimit};
 use envoy_types::pb::envoy::r#type::v3::RateLimitUnit;
-use tidegate::Subject;
+use tidegate::{Entity, EntityId, Expect, Subject};
 use tonic::Code;
 
 use crate::kit::codec::{Value, json};
@@ -92,6 +92,25 @@ async fn report_counts_beside_a_refused_descriptor() {
     assert_eq!(rls.left("new", "tokens").await, -30);
     assert!(rls.asks(hits("trial", "new", 0)).await);
     assert_eq!(rls.counted("tidegate_rls_descriptors_total{kind=\"shadowed\"}").await, 1);
+}
+
+#[tokio::test]
+async fn disabled_entity_is_over_its_limit() {
+    let rls = Rls::new(config()).await;
+    let ada = Entity::new(EntityId::new("ada").unwrap()).disabled(true);
+    rls.kit.limiter.admin("test").put_entity(&ada, Expect::Absent).await.unwrap();
+    for one in [hits("user", "ada", 1), hits("plain", "ada", 0)] {
+        let over = rls.call(of(vec![one])).await.unwrap();
+        assert_eq!(codes(&over).0, OverLimit);
+        let why = "the entity `ada` is disabled: requests of ada on shop are refused\n";
+        assert_eq!(String::from_utf8(over.raw_body).unwrap(), why);
+    }
+    // Usage of admitted requests is still reported.
+    assert!(rls.asks(hits("plain", "ada", 30)).await);
+    assert_eq!(rls.left("ada", "tokens").await, 70);
+    let body = json!({"entity": "ada", "resource": "shop", "cost": {"tokens": 1}});
+    let refused = rls.kit.post("/v1/acquire", body).await;
+    assert_eq!((refused.status, &refused.body["type"]), (403, &"/problems/entity-disabled".into()));
 }
 
 #[tokio::test]

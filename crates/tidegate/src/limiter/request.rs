@@ -338,6 +338,9 @@ impl<'a> Request<'a> {
             return None;
         }
         let levels = self.shared.levels_now(self.subject)?;
+        if levels.disabled().is_some() {
+            return Some(Err(refuse_disabled(&levels).err()?));
+        }
         if levels.is_empty() {
             return Some(Err(LimitError::NoLimits { subject: levels.subject().clone() }));
         }
@@ -351,6 +354,7 @@ impl<'a> Request<'a> {
     async fn resolve_and_draw(&self, kind: Kind) -> Result<Lease, LimitError> {
         let _call = self.shared.count_call();
         let (levels, unavailable) = self.levels().await?;
+        refuse_disabled(&levels)?;
         let units = self.units(&levels)?;
         self.draw_units(kind, levels, units, unavailable).await
     }
@@ -451,6 +455,7 @@ impl<'a> Request<'a> {
     /// Refuses what is invalid or can never be granted, before any other error.
     async fn check_possible(&self) -> Result<(), LimitError> {
         let (levels, _) = self.levels().await?;
+        refuse_disabled(&levels)?;
         let units = self.units(&levels)?;
         Shared::never_granted(&levels, &units).map_or(Ok(()), |never| Err(never.into_error()))
     }
@@ -470,6 +475,16 @@ impl<'a> Request<'a> {
 
     pub(super) fn shared(&self) -> &Shared {
         self.shared
+    }
+}
+
+/// Refuses to draw for a disabled entity. Units that were used already can still be reported.
+pub(super) fn refuse_disabled(levels: &Levels) -> Result<(), LimitError> {
+    match levels.disabled() {
+        None => Ok(()),
+        Some(entity) => {
+            Err(LimitError::Disabled { subject: levels.subject().clone(), entity: entity.clone() })
+        }
     }
 }
 

@@ -41,6 +41,42 @@ fn is_ended(error: &LimitError) -> bool {
     matches!(error, LimitError::Store(StoreError::Ended { .. }))
 }
 
+/// Reports of its usage are still recorded, and its leases settled.
+#[tokio::test]
+async fn disabled_entity_is_refused_on_every_path() {
+    let (limiter, _) = limiter([Limit::per_day("rpm", 100)]);
+    let admin = limiter.admin("test");
+    let org = Entity::new(id("org"));
+    admin.put_entity(&org, Expect::Absent).await.unwrap();
+    let bot = Entity::new(id("bot")).parent(id("org"));
+    admin.put_entity(&bot.clone().cascade(), Expect::Absent).await.unwrap();
+    let mut lease = limiter.try_acquire(("bot", "gpt"), [("rpm", 2)]).await.unwrap();
+    admin.put_entity(&org.clone().disabled(true), Expect::Any).await.unwrap();
+    let cost = [("rpm", 1)];
+    let request = || limiter.request(("bot", "gpt"), &cost);
+    let errors = [
+        limiter.spend(("bot", "gpt"), cost).await.unwrap_err(),
+        limiter.try_acquire(("bot", "gpt"), cost).await.unwrap_err(),
+        request().id(7).try_acquire().await.unwrap_err(),
+        request().spend_with_balances().await.unwrap_err(),
+        request().acquire_within(Duration::from_secs(9)).await.unwrap_err(),
+        request().limits([Limit::per_day("own", 5)]).spend().await.unwrap_err(),
+        request().explain().await.unwrap_err(),
+    ];
+    for error in errors {
+        assert!(error.is_final() && error.retry_after().is_none(), "{error}");
+        assert_eq!(error.to_string(), "the entity `org` is disabled: requests of bot on gpt are refused");
+    }
+    lease.settle_full().await.unwrap();
+    request().debit().await.unwrap();
+    assert_eq!(available(&limiter, "bot", "rpm").await, 97);
+    // Without cascade it does not draw from its parent.
+    admin.put_entity(&bot, Expect::Any).await.unwrap();
+    limiter.spend(("bot", "gpt"), cost).await.unwrap();
+    admin.put_entity(&bot.disabled(true), Expect::Any).await.unwrap();
+    assert!(matches!(limiter.spend(("bot", "gpt"), cost).await, Err(LimitError::Disabled { .. })));
+}
+
 #[tokio::test]
 async fn overdraw_leaves_a_debt_and_is_never_refused() {
     let (limiter, clock) = limiter([Limit::per_day("rpm", 100), Limit::per_day("tpm", 100)]);
