@@ -19,6 +19,7 @@ use crate::verbs::entity::EntityVerb;
 use crate::verbs::inspect::{BalanceArgs, CapacityArgs, ExplainArgs};
 use crate::verbs::lab::LabVerb;
 use crate::verbs::limits::LimitsVerb;
+use crate::verbs::proxy::{MockArgs, ProxyArgs};
 use crate::verbs::serve::ServeArgs;
 use crate::verbs::store::StoreVerb;
 use crate::verbs::token::TokenVerb;
@@ -131,6 +132,10 @@ pub(crate) fn actor(configured: Option<String>) -> String {
 pub(crate) enum Verb {
     /// Serve the limits of a store over HTTP, to programs in any language
     Serve(Box<ServeArgs>),
+    /// Forward calls to LLM APIs as fast as they accept them: callers wait instead of a 429
+    Proxy(Box<ProxyArgs>),
+    /// Behave like an LLM API with limits of your choice
+    Mock(Box<MockArgs>),
     /// Write, show and compare limits
     #[command(subcommand)]
     Limits(LimitsVerb),
@@ -187,7 +192,12 @@ impl Args {
         let shared = &mut args.shared;
         let verb = matches.subcommand_name().unwrap_or_default();
         match args.verb {
-            Verb::Serve(_) | Verb::Fetch(_) | Verb::Lab(_) | Verb::Completions { .. }
+            Verb::Serve(_)
+            | Verb::Proxy(_)
+            | Verb::Mock(_)
+            | Verb::Fetch(_)
+            | Verb::Lab(_)
+            | Verb::Completions { .. }
                 if is_typed("server") =>
             {
                 return conflict("the argument '--server <URL>' does not apply to this command");
@@ -202,7 +212,13 @@ impl Args {
                     "TIDEGATE_SERVER is set, but `{verb}` works on the store directly: use --store <URL>",
                 ));
             }
-            Verb::Serve(_) | Verb::Store(_) | Verb::Fetch(_) | Verb::Lab(_) | Verb::Completions { .. } => {
+            Verb::Serve(_)
+            | Verb::Proxy(_)
+            | Verb::Mock(_)
+            | Verb::Store(_)
+            | Verb::Fetch(_)
+            | Verb::Lab(_)
+            | Verb::Completions { .. } => {
                 shared.server = None;
             }
             _ => match (is_typed("store"), is_typed("server")) {

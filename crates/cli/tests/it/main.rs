@@ -30,6 +30,7 @@ mod lab;
 mod limits;
 mod parity;
 mod plot;
+mod proxy;
 mod records;
 mod remote;
 mod replay;
