@@ -388,10 +388,16 @@ pub(crate) fn serving(addresses: &Addresses, opened: &OpenStore, token: Option<&
         "url": addresses.url,
         "metrics": addresses.metrics,
         "envoy": addresses.envoy,
+        "proxy": addresses.proxy,
         "store": opened.url,
         "namespace": opened.namespace.as_str(),
         "token": token,
     })
+}
+
+/// Where a proxy or a mock listens.
+pub(crate) fn listening(url: &str) -> Json {
+    json!({ "url": url })
 }
 
 /// The state of the store or the server.

@@ -61,7 +61,7 @@ impl Body for MeteredBody {
                 }
                 Some(Err(error)) => {
                     this.end(false);
-                    // What arrived before is flushed only while a body is pending.
+                    // Earlier bytes are flushed only while the body is pending.
                     this.broken = Some(error);
                     cx.waker().wake_by_ref();
                     return Poll::Pending;

@@ -27,8 +27,8 @@ use crate::transport::Transport;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ProxyBounds {
-    /// How long a call waits that does not say. Default: 55 seconds, less than a minute for those who time
-    /// out after one.
+    /// How long a call waits without `x-tidegate-within`. Default: 55 seconds, less than the minute after
+    /// which many clients time out.
     pub within: Duration,
     /// The longest time that `x-tidegate-within` may ask for. Default: ten minutes.
     pub within_max: Duration,

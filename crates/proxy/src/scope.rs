@@ -11,7 +11,7 @@ use crate::headers::Key;
 
 /// The most scopes at the same time; further ones share a throttle.
 const SCOPES_MAX: usize = 10_000;
-/// How long a scope must be unused before what was learned of it is forgotten.
+/// How long a scope must be unused before it is evicted with everything learned.
 const IDLE_TTL: Duration = Duration::from_hours(6);
 /// The most scopes of a listing.
 const LISTED_MAX: usize = 1_000;

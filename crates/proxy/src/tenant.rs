@@ -18,7 +18,7 @@ use crate::refusal::Refusal;
 /// holds.
 const LEASE_DEADLINE: Duration = Duration::from_mins(15);
 
-/// Names of limits that are drawn if the tenant has them, with what they count.
+/// Names of limits that are drawn if the tenant has them, and the unit of each.
 const ALIASES: [(&str, Unit); 8] = [
     ("rpm", Unit::Request),
     ("rph", Unit::Request),

@@ -45,7 +45,7 @@ pub(crate) enum Ending {
     Unknown,
     /// It responded.
     Response {
-        /// What was read of the response.
+        /// The usage that the response reported.
         usage: Usage,
         /// Whether the response was received to its end.
         is_complete: bool,
@@ -185,7 +185,7 @@ impl Ticket {
 }
 
 impl Drop for Ticket {
-    /// The caller is gone before the response began. Dropping what was sent cancels it at the upstream.
+    /// The caller disconnected before the response began, which cancels the call at the upstream.
     fn drop(&mut self) {
         if self.permit.is_some() || self.lease.is_some() {
             self.settle(if self.is_sent { Ending::Unknown } else { Ending::NotDone });

@@ -14,7 +14,7 @@ const NO_USAGE: &[u8] = b",\"usage\":null";
 /// The most tokens of a call. More are no usage but an error.
 const TOKENS_MAX: u64 = 100_000_000;
 
-/// Where errors within a stream say what they are.
+/// The members that classify an error within a stream.
 static ERROR_PATHS: LazyLock<Arc<[Path]>> = LazyLock::new(|| {
     let path = |text: &str| text.split('.').map(str::to_owned).collect();
     ["error.type", "error.message", "error.code", "response.error.code"].map(path).into()
@@ -105,7 +105,7 @@ impl UsageReader {
         }
     }
 
-    /// What was held back, when the body has ended.
+    /// The bytes still held back when the body has ended.
     pub(crate) fn rest(&mut self) -> Bytes {
         match self {
             Self::Events(events) => events.rest(),

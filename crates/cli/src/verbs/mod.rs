@@ -7,6 +7,7 @@ pub(crate) mod entity;
 pub(crate) mod inspect;
 pub(crate) mod lab;
 pub(crate) mod limits;
+pub(crate) mod proxy;
 pub(crate) mod serve;
 pub(crate) mod store;
 pub(crate) mod token;
@@ -51,6 +52,12 @@ pub(crate) async fn run(args: Args, format: Format) -> Result<Output, Failure> {
     }
     if let Verb::Serve(serving) = args.verb {
         return serve::run(*serving, args.shared, format).await;
+    }
+    if let Verb::Proxy(proxying) = args.verb {
+        return proxy::run(*proxying, args.shared, format).await;
+    }
+    if let Verb::Mock(mocking) = args.verb {
+        return proxy::run_mock(*mocking, format).await;
     }
     if let Verb::Fetch(fetching) = args.verb {
         return crate::fetch::run(*fetching, args.shared.timeout, format).await;
@@ -116,6 +123,8 @@ async fn ask(backend: impl Backend, verb: Verb) -> Result<Output, Failure> {
         | Verb::Fetch(_)
         | Verb::Watch(_)
         | Verb::Lab(_)
+        | Verb::Proxy(_)
+        | Verb::Mock(_)
         | Verb::Completions { .. } => unreachable!("handled above"),
     }
 }

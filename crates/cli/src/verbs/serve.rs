@@ -9,10 +9,14 @@ use tidegate::store::{HostWall, Store};
 use tidegate::{Limiter, LimiterBuilder, Paging, Versioned};
 use tidegate_core::limit::name::Namespace;
 use tidegate_core::limit::token::{NewToken, Token, TokenId, TokenScope, TokenScopes, TokenState};
+use tidegate_proxy::{ListenBounds, Proxy, serve};
 use tidegate_server::{
-    LeaseKey, Secret, ServeError, Server, ServerOptions, Shutdown, ShutdownOutcome, State, StateOptions,
-    StoreMeters, StoreTokenCache, Tls, TlsError, TlsOptions,
+    Bounds, LeaseKey, Secret, ServeError, Server, ServerOptions, Shutdown, ShutdownOutcome, State,
+    StateOptions, StoreMeters, StoreTokenCache, Tls, TlsError, TlsOptions,
 };
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::args::{self, SharedArgs};
@@ -22,7 +26,9 @@ use crate::failure::{Exit, Failure};
 use crate::manifest::ManifestFile;
 use crate::output::{Format, Output};
 use crate::parse;
+use crate::proxy::check_exposure;
 use crate::signals::Signals;
+use crate::verbs::proxy::{bind, limiter, tenants};
 use crate::{child, codec};
 
 pub(crate) const HELP: &str = "\
@@ -75,6 +81,11 @@ The file of --config is TOML, with the same names and `_` for `-`:
   entity = \"{user}\"            # also resource, cost, limits,
   resource = \"web\"             # domain, shadow, unlimited, charge,
                                # refund_within
+  [proxy]                      # to LLM APIs; see docs/proxy.md
+  listen = \"127.0.0.1:8709\"
+  upstreams = [\"openai=https://api.openai.com\"]
+  keys = { openai = \"env:OPENAI_API_KEY\" }  # or a file, mode 0600
+  require_token = false        # also profiles, within, within_max
 Each bound has a variable, such as TIDEGATE_BODY_MAX.
 A flag overrides its TIDEGATE_ variable, which overrides the file.";
 
@@ -105,6 +116,8 @@ pub(crate) struct Addresses {
     pub(crate) metrics: Option<String>,
     /// The listener for Envoy.
     pub(crate) envoy: Option<String>,
+    /// The listener for callers of LLM APIs.
+    pub(crate) proxy: Option<String>,
 }
 
 /// Serves until a signal stops it.
@@ -119,16 +132,27 @@ pub(crate) async fn run(args: ServeArgs, shared: SharedArgs, format: Format) -> 
     let options = options(&serving, tls.clone());
     let server = Server::bind(&options).await.map_err(|error| bind_failure(&error, tls.is_some()))?;
     let scheme = if tls.is_some() { "https" } else { "http" };
+    let proxy = match &serving.proxy {
+        Some((listen, _)) => {
+            check_exposure(*listen, serving.without_tls)?;
+            Some(bind(*listen).await?)
+        }
+        None => None,
+    };
     let addresses = Addresses {
         url: format!("{scheme}://{}", server.local_addr()),
         metrics: server.metrics_addr().map(|address| format!("http://{address}/metrics")),
         envoy: server.envoy_addr().map(|address| address.to_string()),
+        proxy: proxy.as_ref().map(|(_, address)| format!("http://{address}")),
     };
     let manifest = serving.manifest.as_deref().map(|file| ManifestFile::new(file, &opened, &serving));
     let manifest = manifest.transpose()?.map(Arc::new);
     if args.check {
         if let Some(manifest) = &manifest {
             manifest.check().await?;
+        }
+        if let Some((listen, settings)) = &serving.proxy {
+            settings.build(*listen, Some(tenants(&limiter(&opened)?, &opened)))?;
         }
         let output = Output::new(codec::serving(&addresses, &opened, None));
         let output = output.line(format!("ready to serve {} on {}", opened.url, addresses.url));
@@ -143,9 +167,18 @@ pub(crate) async fn run(args: ServeArgs, shared: SharedArgs, format: Format) -> 
         manifest.apply().await?;
     }
     let limiter = state.limiter().clone();
+    let proxy = match (proxy, &serving.proxy) {
+        (Some((listener, _)), Some((listen, settings))) => {
+            let tenants = tenants(state.limiter(), &opened);
+            Some((listener, settings.build(*listen, Some(tenants))?))
+        }
+        _ => None,
+    };
     let token = first_token(&*opened.store, &opened.namespace, &args::actor(serving.actor)).await?;
     ready(format, &addresses, &opened, token.as_ref());
     let (stopper, shutdown) = Shutdown::new();
+    let shared_limiter = state.limiter().clone();
+    let proxy = proxy.map(|(listener, proxy)| RunningProxy::start(listener, proxy, serving.bounds));
     let running = server.run(state, shutdown);
     tokio::pin!(running);
     let mut last = None;
@@ -156,6 +189,9 @@ pub(crate) async fn run(args: ServeArgs, shared: SharedArgs, format: Format) -> 
                 if signal.is_stop() {
                     last = Some(signal);
                     stopper.stop();
+                    if let Some(proxy) = &proxy {
+                        proxy.stop();
+                    }
                 } else if signal.is_reload() {
                     if let Some(tls) = tls.clone() {
                         // Errors are logged, and the previous certificate stays in use.
@@ -169,13 +205,49 @@ pub(crate) async fn run(args: ServeArgs, shared: SharedArgs, format: Format) -> 
             }
         }
     };
+    let is_drained = match proxy {
+        Some(proxy) if result != ShutdownOutcome::AtOnce => proxy.drained().await,
+        _ => true,
+    };
+    shared_limiter.drain().await;
     opened.close().await;
     match (result, last) {
-        (ShutdownOutcome::Drained, _) => Ok(Output::silent(Exit::Done)),
+        (ShutdownOutcome::Drained, _) if is_drained => Ok(Output::silent(Exit::Done)),
         (ShutdownOutcome::AtOnce, Some(signal)) => Ok(Output::silent(child::exit_by(signal))),
         _ => Err(Failure::failed(
             "requests in flight did not finish within the drain time: their leases end at their deadlines",
         )),
+    }
+}
+
+/// The proxy beside the server.
+struct RunningProxy {
+    proxy: Proxy,
+    stopper: watch::Sender<bool>,
+    running: JoinHandle<bool>,
+}
+
+impl RunningProxy {
+    fn start(listener: TcpListener, proxy: Proxy, of: Bounds) -> Self {
+        let (stopper, mut stopped) = watch::channel(false);
+        let mut bounds = ListenBounds::default();
+        bounds.connections_max = of.connections_max;
+        bounds.drain_time = of.drain_time;
+        let stopped = async move { drop(stopped.wait_for(|is_stopped| *is_stopped).await) };
+        let running = tokio::spawn(serve(listener, proxy.clone(), bounds, stopped));
+        Self { proxy, stopper, running }
+    }
+
+    /// Accepts no more calls.
+    fn stop(&self) {
+        self.proxy.close();
+        self.stopper.send_replace(true);
+    }
+
+    /// Whether all calls were finished within the drain time.
+    async fn drained(self) -> bool {
+        self.stop();
+        self.running.await.unwrap_or(false)
     }
 }
 
@@ -280,16 +352,16 @@ fn ready(format: Format, addresses: &Addresses, opened: &OpenStore, token: Optio
             let token = token.map(|token| format!("token  {} (shown once: keep it safe)\n", token.reveal()));
             let metrics = addresses.metrics.as_ref().map(|url| format!("watch  {url}\n"));
             let envoy = addresses.envoy.as_ref().map(|address| format!("envoy  {address}\n"));
-            let (token, metrics) = (token.unwrap_or_default(), metrics.unwrap_or_default());
-            let envoy = envoy.unwrap_or_default();
-            format!("store  {}\n{token}{metrics}{envoy}ready  {}\n", opened.url, addresses.url)
+            let proxy = addresses.proxy.as_ref().map(|url| format!("proxy  {url}\n"));
+            let lines = [token, metrics, envoy, proxy].into_iter().flatten().collect::<String>();
+            format!("store  {}\n{lines}ready  {}\n", opened.url, addresses.url)
         }
     };
     let mut stdout = io::stdout().lock();
     drop(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()));
 }
 
-fn log(form: LogForm, level: LogLevel) {
+pub(crate) fn log(form: LogForm, level: LogLevel) {
     let level = match level {
         LogLevel::Off => LevelFilter::OFF,
         LogLevel::Error => LevelFilter::ERROR,

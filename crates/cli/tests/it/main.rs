@@ -31,6 +31,7 @@ mod limits;
 mod manifest;
 mod parity;
 mod plot;
+mod proxy;
 mod records;
 mod remote;
 mod replay;

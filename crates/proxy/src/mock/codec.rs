@@ -230,7 +230,7 @@ pub(super) fn refusal(call: &Call, format: Format, exceeded: &Exceeded) -> Strin
     }
 }
 
-/// What was counted so far.
+/// The counts so far, as JSON.
 pub(super) fn totals(totals: &super::Totals) -> String {
     let super::Totals { calls, completed, refused, failed, input, output } = *totals;
     json!({"calls": calls, "completed": completed, "refused": refused, "failed": failed,

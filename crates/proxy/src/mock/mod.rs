@@ -102,7 +102,7 @@ struct State {
     totals: Totals,
 }
 
-/// What was counted so far.
+/// The counts so far.
 #[derive(Debug, Clone, Copy, Default)]
 struct Totals {
     calls: u64,
@@ -290,7 +290,7 @@ impl Mock {
                 sleep(interval).await;
             }
             if matches!(event, Some(Err(_))) {
-                // What was sent before is flushed only while a body is pending.
+                // Earlier events are flushed only while the body is pending.
                 yield_now().await;
             }
             end.is_completed = is_completed && events.len() == 0;
