@@ -13,9 +13,9 @@ use tidegate::store::lifecycle::{
 };
 use tidegate::store::{Cursor, Page};
 use tidegate::{
-    Balance, Capacity, DeclaredToken, Entity, EntityId, Explanation, LimitKey, LimitLine, LimitName, Policy,
-    PolicyChanges, ResourceName, Scope, Source, Stamp, Step, Subject, Tally, Usage, UsageSum, Version,
-    Versioned, Window, Would,
+    Balance, Capacity, DeclaredToken, Entity, EntityId, Explanation, LimitKey, LimitLine, Policy,
+    ResourceName, Scope, Source, Stamp, Step, Subject, Tally, Usage, UsageSum, Version, Versioned, Window,
+    Would,
 };
 use tidegate_core::limit::audit::{Change, Entry};
 use tidegate_core::limit::token::Token;

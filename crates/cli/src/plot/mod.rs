@@ -89,7 +89,9 @@ async fn check_limit(backend: &impl Backend, limit: &LimitName, of: &UsageOf) ->
         UsageOf::Entity(entity) => {
             backend.balances_of_entity(entity).await?.into_iter().map(|balance| balance.limit).collect()
         }
-        UsageOf::Resource(resource) => backend.capacity(resource).await?.into_keys().collect(),
+        UsageOf::Resource(resource) => {
+            backend.capacity(resource).await?.into_keys().map(|key| key.name).collect()
+        }
     };
     if known.is_empty() || known.contains(limit) {
         return Ok(());

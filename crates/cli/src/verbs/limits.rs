@@ -9,8 +9,8 @@ use tidegate_core::duration::Period;
 use clap::{Args, Subcommand};
 use tidegate::store::{Listing, PolicyChange};
 use tidegate::{
-    Across, EntityId, Expect, Limit, Manifest, OnExpiry, OnUnavailable, Policy, PolicyChanges, ResourceName,
-    Scope, Step, Undeclared, Version, Versioned,
+    Across, EntityId, Expect, Limit, Manifest, OnExpiry, OnUnavailable, Policy, ResourceName, Scope, Step,
+    Undeclared, Versioned,
 };
 
 use super::listed;

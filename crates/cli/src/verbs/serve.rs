@@ -166,7 +166,6 @@ pub(crate) async fn run(args: ServeArgs, shared: SharedArgs, format: Format) -> 
     if let Some(manifest) = &manifest {
         manifest.apply().await?;
     }
-    let limiter = state.limiter().clone();
     let proxy = match (proxy, &serving.proxy) {
         (Some((listener, _)), Some((listen, settings))) => {
             let tenants = tenants(state.limiter(), &opened);
@@ -198,7 +197,7 @@ pub(crate) async fn run(args: ServeArgs, shared: SharedArgs, format: Format) -> 
                         tokio::spawn(async move { drop(tls.reload().await) });
                     }
                     if let Some(manifest) = manifest.clone() {
-                        let limiter = limiter.clone();
+                        let limiter = shared_limiter.clone();
                         tokio::spawn(async move { manifest.reload(&limiter).await });
                     }
                 }

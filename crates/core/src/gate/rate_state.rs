@@ -31,14 +31,12 @@ impl RateState {
         Self { bucket: Bucket::full(), latest: Instant::ZERO, admitted: 0, in_flight: 0 }
     }
 
-    /// Takes a unit of the rate, if there is one and `plan` has only a rate.
+    /// Takes a unit of the rate, if there is one, `plan` has only a rate, and `cost` is one request.
     ///
     /// On `None` nothing was taken: the [`gates`](Self::gates) decide.
     #[inline]
     pub fn admit(&mut self, plan: &Plan, cost: Cost, now: Instant) -> Option<Charge> {
-        let shape = plan.rate.as_ref().filter(|_| plan.is_rate_alone())?;
-        // Every field is named: a cost that a rate must count would have to be counted here.
-        let Cost { tokens: _, bytes: _ } = cost;
+        let shape = plan.rate.as_ref().filter(|_| plan.is_rate_alone() && cost.is_plain())?;
         let now = now.max(self.latest);
         let (admitted, in_flight) = (self.admitted.checked_add(1)?, self.in_flight.checked_add(1)?);
         self.bucket.take(shape, 1, now).ok()?;
