@@ -128,8 +128,7 @@ impl<'a> Permit<'a> {
         }
     }
 
-    #[expect(clippy::inline_always, reason = "else each permit is written to memory to be settled")]
-    #[inline(always)]
+    #[inline]
     fn end(&mut self, outcome: Outcome) {
         let Some(charge) = &self.charge else { return };
         // By reference: usually only a slot returns, which needs no move of the charge.

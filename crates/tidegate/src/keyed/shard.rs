@@ -89,7 +89,7 @@ pub(super) enum Entered {
 pub(crate) struct KeyHold {
     shard: Arc<dyn EndHold>,
     hash: u64,
-    place: usize,
+    place: u32,
     /// The table's count of moves when the place was valid.
     moves: u32,
 }
@@ -154,6 +154,8 @@ impl<K: Hash + Send + Sync + 'static> Shard<K> {
             && let Some(charge) = state.admit(&terms.plan, cost, now)
         {
             let shard: Arc<dyn EndHold> = Arc::<Self>::clone(self);
+            // A table of more places is searched by hash.
+            let place = u32::try_from(place).unwrap_or(u32::MAX);
             return Entered::Admitted(KeyHold { shard, hash, place, moves }, charge);
         }
         Entered::Throttle(Arc::clone(entry.throttle(hash)))
@@ -169,8 +171,8 @@ impl<K: Hash + Send + Sync + 'static> EndHold for Shard<K> {
     #[inline]
     fn end(&self, hold: &KeyHold, needs_throttle: bool) -> Option<Arc<Inner>> {
         let mut table = self.lock();
-        let entry = if table.moves == hold.moves {
-            table.entries.get_bucket_mut(hold.place)
+        let entry = if table.moves == hold.moves && hold.place < u32::MAX {
+            table.entries.get_bucket_mut(hold.place as usize)
         } else {
             let is_held = |entry: &Entry<K>| entry.is_held() && self.hasher.hash_one(&entry.key) == hold.hash;
             table.entries.find_mut(hold.hash, is_held)
