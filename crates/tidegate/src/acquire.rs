@@ -115,8 +115,7 @@ pub(crate) async fn cooperate() {
 impl Inner {
     /// The fast path, small enough to be inlined: no waiters, and no gates besides slots and a rate. `None`
     /// says nothing about the request: the slow path decides.
-    #[expect(clippy::inline_always, reason = "else the charge is moved through memory twice")]
-    #[inline(always)]
+    #[inline]
     pub(crate) fn enter_plain(&self, cost: Cost, reading: Option<Instant>) -> Option<Charge> {
         if !self.is_plain() {
             return None;

@@ -20,15 +20,13 @@ pub struct RateState {
     bucket: Bucket,
     /// The latest clock reading.
     latest: Instant,
-    admitted: u32,
-    /// Requests admitted and not yet ended.
-    in_flight: u32,
+    admitted: u64,
 }
 
 impl RateState {
     /// A full bucket.
     pub const fn full() -> Self {
-        Self { bucket: Bucket::full(), latest: Instant::ZERO, admitted: 0, in_flight: 0 }
+        Self { bucket: Bucket::full(), latest: Instant::ZERO, admitted: 0 }
     }
 
     /// Takes a unit of the rate, if there is one, `plan` has only a rate, and `cost` is one request.
@@ -38,29 +36,18 @@ impl RateState {
     pub fn admit(&mut self, plan: &Plan, cost: Cost, now: Instant) -> Option<Charge> {
         let shape = plan.rate.as_ref().filter(|_| plan.is_rate_alone() && cost.is_plain())?;
         let now = now.max(self.latest);
-        let (admitted, in_flight) = (self.admitted.checked_add(1)?, self.in_flight.checked_add(1)?);
         self.bucket.take(shape, 1, now).ok()?;
-        (self.latest, self.admitted, self.in_flight) = (now, admitted, in_flight);
+        self.latest = now;
+        self.admitted += 1;
         // No cut and no change of a circuit has begun another generation.
         let mut charge = Charge::new(cost, now, NonZero::<u32>::MIN);
         charge.holds = Holds::RATE;
         Some(charge)
     }
 
-    /// A request ended, and nothing is learned from it.
-    #[inline]
-    pub const fn end(&mut self) {
-        self.in_flight = self.in_flight.saturating_sub(1);
-    }
-
-    /// Requests admitted and not yet ended.
-    pub const fn in_flight(&self) -> u32 {
-        self.in_flight
-    }
-
     /// Requests admitted.
     pub const fn admitted(&self) -> u64 {
-        self.admitted as u64
+        self.admitted
     }
 
     /// The latest clock reading.
@@ -68,10 +55,9 @@ impl RateState {
         self.latest
     }
 
-    /// What evicting this state at `now` would lose. A request in flight may still cause a pause.
+    /// What evicting this state at `now` would lose.
     pub fn idleness(&self, now: Instant) -> Idleness {
-        let is_idle = self.in_flight == 0 && self.bucket.is_full(now.max(self.latest));
-        if is_idle { Idleness::Fresh } else { Idleness::Busy }
+        if self.bucket.is_full(now.max(self.latest)) { Idleness::Fresh } else { Idleness::Busy }
     }
 
     /// The gates that have admitted the same requests.
@@ -119,9 +105,6 @@ mod tests {
             let same = state.gates(&plan, Random::seeded(1));
             let at = now.plus_nanos(span);
             assert_eq!(same.snapshot(&plan, 0, at), gates.snapshot(&plan, 0, at), "step {step}");
-            while state.in_flight() > 0 {
-                state.end();
-            }
             assert_eq!(state.idleness(at), gates.idleness(&plan, at), "step {step}");
         }
         assert!(gates.admitted() > 1_000, "{} admitted", gates.admitted());
@@ -144,15 +127,5 @@ mod tests {
             let admitted = RateState::full().admit(&plan, Cost::request(), Instant::ZERO);
             assert_eq!(admitted.is_some(), is_alone, "{:?}", plan.draft());
         }
-    }
-
-    #[test]
-    fn request_in_flight_keeps_a_full_bucket_busy() {
-        let (plan, mut state) = (rate(Rate::per_second(5)), RateState::full());
-        let _charge = state.admit(&plan, Cost::request(), Instant::ZERO).expect("a full bucket");
-        let later = Instant::from_nanos(1 << 40);
-        assert_eq!(state.idleness(later), Idleness::Busy);
-        state.end();
-        assert_eq!((state.idleness(Instant::ZERO), state.idleness(later)), (Idleness::Busy, Idleness::Fresh));
     }
 }

@@ -169,7 +169,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
                 let may_leave = (is_idle || goal == Goal::Space) && state.idleness(now) == Idleness::Fresh;
                 return may_leave.then_some(if is_idle { EvictCause::Idle } else { EvictCause::Size });
             }
-            Slot::Throttle { throttle, .. } => throttle,
+            Slot::Throttle(throttle) => throttle,
         };
         let state = throttle.lock();
         let is_idle = is_idle(state.gates.latest());

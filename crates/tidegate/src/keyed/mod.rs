@@ -88,7 +88,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
         cooperate().await;
         let (cost, now) = (cost.into(), self.registry.clock().now());
         let inner = match self.registry.enter(key, cost, now) {
-            Entered::Admitted(hold, charge) => return Ok(Permit::held(hold, charge)),
+            Entered::Admitted(key, charge) => return Ok(Permit::of_key(key, charge)),
             Entered::Throttle(inner) => inner,
         };
         let charge = match inner.enter_plain(cost, Some(now)) {
@@ -118,7 +118,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
         cooperate().await;
         let (cost, now) = (cost.into(), self.registry.clock().now());
         let inner = match self.registry.enter(key, cost, now) {
-            Entered::Admitted(hold, charge) => return Ok(Permit::held(hold, charge)),
+            Entered::Admitted(key, charge) => return Ok(Permit::of_key(key, charge)),
             Entered::Throttle(inner) => inner,
         };
         let charge = inner.charge(cost, Some(now), Some(span)).await?;
@@ -137,7 +137,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
     {
         let (cost, now) = (cost.into(), self.registry.clock().now());
         let inner = match self.registry.enter(key, cost, now) {
-            Entered::Admitted(hold, charge) => return Ok(Permit::held(hold, charge)),
+            Entered::Admitted(key, charge) => return Ok(Permit::of_key(key, charge)),
             Entered::Throttle(inner) => inner,
         };
         let charge = match inner.enter_plain(cost, Some(now)) {
@@ -158,7 +158,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
     {
         let (cost, now) = (cost.into(), self.registry.clock().now());
         let inner = match self.registry.enter(key, cost, now) {
-            Entered::Admitted(hold, charge) => return Ok(Permit::held(hold, charge)),
+            Entered::Admitted(key, charge) => return Ok(Permit::of_key(key, charge)),
             Entered::Throttle(inner) => inner,
         };
         let charge = inner.charge_blocking(cost, Some(now), None)?;

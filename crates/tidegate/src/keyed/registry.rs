@@ -2,8 +2,7 @@
 //!
 //! A key is hashed once; some bits choose the shard and the others the slot in its table. A lookup admits a call
 //! by the key's rate, or clones a handle of its throttle, under the shard's lock. So under that lock, an entry
-//! without permits, whose throttle has one handle, is owned by the table alone and no new handle can be created:
-//! that is how the sweep in `evict.rs` knows what it may evict, and why a key never has two states. Limits are
+//! whose throttle has one handle is owned by the table alone and no new handle can be created: that is how the sweep in `evict.rs` knows what it may evict, and why a key never has two states. Limits are
 //! computed outside all locks.
 
 use std::borrow::Borrow;
@@ -215,7 +214,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
         Some(entry.key.clone())
     }
 
-    /// Throttles with handles or permits outside the table, shard by shard, with their keys.
+    /// Throttles with handles outside the table, shard by shard, with their keys.
     pub(super) fn in_use(&self) -> impl Iterator<Item = (K, Arc<Inner>)> + '_ {
         self.shards.iter().flat_map(|shard| {
             let mut table = shard.lock();
@@ -293,9 +292,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
             }
         };
         let table = &mut *guard;
-        if shard.has_hash(table, hash) {
-            entry.throttle(hash);
-        }
+        let is_adopted = table.adopt(&mut entry, hash);
         table.will_grow();
         let inserted = table.entries.insert_unique(hash, entry, |entry| self.hasher.hash_one(&entry.key));
         let place = inserted.bucket_index();
@@ -303,6 +300,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
         let is_stale = self.epoch.load(Ordering::Acquire) != epoch && !is_injected(Bug::MissLimitChange);
         drop(guard);
         if is_stale
+            || is_adopted
             || settings.is_closed
             || self.version.load(Ordering::Acquire) != version && !is_injected(Bug::MissLimitChange)
         {

@@ -4,6 +4,7 @@
 //! words in its entry, so a decision touches the cache lines of one table slot. A key gets a throttle of its own
 //! with the first call that needs more: a wait, a refusal, a handle, a pause, other limits.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
@@ -18,6 +19,9 @@ use tidegate_core::time::Instant;
 
 use crate::sync::{Mutex, MutexGuard};
 use crate::throttle::{Inner, Setup};
+
+/// Throttles kept for evicted keys, in each shard; beyond them the oldest is dropped.
+const ORPHANS_MAX: usize = 64;
 
 /// A shard of the keys. Permits hold it, so it may outlive its registry.
 pub(super) struct Shard<K> {
@@ -38,6 +42,10 @@ pub(super) struct Table<K> {
     pub(super) cursor: usize,
     /// Admissions of evicted keys.
     pub(super) evicted: EvictedAdmissions,
+    /// The terms of its latest key with only a rate.
+    terms: Option<Arc<RateTerms>>,
+    /// Throttles of keys that were evicted before an upstream's hint arrived, by hash: a returning key adopts its.
+    orphans: VecDeque<Arc<Inner>>,
 }
 
 /// Requests admitted under keys that were evicted from a table.
@@ -60,9 +68,11 @@ pub(super) struct Entry<K> {
 /// in cache.
 pub(super) enum Slot {
     /// Only its rate has limited it.
-    Rate { terms: Arc<RateTerms>, state: RateState },
-    /// `permits` were granted before it got its throttle, and have not ended.
-    Throttle { throttle: Arc<Inner>, permits: u32 },
+    Rate {
+        terms: Arc<RateTerms>,
+        state: RateState,
+    },
+    Throttle(Arc<Inner>),
 }
 
 /// What keys with the same rate share.
@@ -80,42 +90,33 @@ pub(super) struct RateTerms {
 /// The result of looking up a key for a call.
 pub(super) enum Entered {
     /// Its rate admitted the call.
-    Admitted(KeyHold, Charge),
+    Admitted(KeyRef, Charge),
     /// Its throttle decides.
     Throttle(Arc<Inner>),
 }
 
-/// What a permit holds of a key without a throttle: the key is not evicted before the hold ends.
-pub(crate) struct KeyHold {
-    shard: Arc<dyn EndHold>,
+/// A permit's reference to a key that had no throttle. It does not keep the key from eviction.
+#[derive(Clone)]
+pub(crate) struct KeyRef {
+    shard: Arc<dyn Throttles>,
     hash: u64,
-    place: usize,
-    /// The table's count of moves when the place was valid.
-    moves: u32,
 }
 
-trait EndHold: Send + Sync {
-    fn end(&self, hold: &KeyHold, needs_throttle: bool) -> Option<Arc<Inner>>;
+trait Throttles: Send + Sync {
+    fn throttle(&self, hash: u64) -> Arc<Inner>;
 }
 
-impl KeyHold {
-    /// Ends the hold; called once. Returns the key's throttle if it has got one, or needs one now.
-    #[inline]
-    pub(crate) fn end(&self, needs_throttle: bool) -> Option<Arc<Inner>> {
-        self.shard.end(self, needs_throttle)
+impl KeyRef {
+    /// The key's throttle, which is created if it has none. If the key was evicted, it waits for the key's return.
+    #[cold]
+    pub(crate) fn throttle(&self) -> Arc<Inner> {
+        self.shard.throttle(self.hash)
     }
 }
 
-impl Clone for KeyHold {
-    /// The same hold: one of the two is to be ended.
-    fn clone(&self) -> Self {
-        Self { shard: Arc::clone(&self.shard), ..*self }
-    }
-}
-
-impl fmt::Debug for KeyHold {
+impl fmt::Debug for KeyRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KeyHold").finish_non_exhaustive()
+        f.debug_struct("KeyRef").finish_non_exhaustive()
     }
 }
 
@@ -128,6 +129,8 @@ impl<K> Shard<K> {
             swept: 0,
             moves: 0,
             evicted: EvictedAdmissions::default(),
+            terms: None,
+            orphans: VecDeque::new(),
         };
         Arc::new(Self { table: Mutex::new(table), hasher })
     }
@@ -148,46 +151,53 @@ impl<K: Hash + Send + Sync + 'static> Shard<K> {
         cost: Option<Cost>,
         now: Instant,
     ) -> Entered {
-        let moves = table.moves;
         let Some(entry) = table.entries.get_bucket_mut(place) else { unreachable!("it was found") };
         if let (Slot::Rate { terms, state }, Some(cost)) = (&mut entry.slot, cost)
             && let Some(charge) = state.admit(&terms.plan, cost, now)
         {
-            let shard: Arc<dyn EndHold> = Arc::<Self>::clone(self);
-            return Entered::Admitted(KeyHold { shard, hash, place, moves }, charge);
+            let shard: Arc<dyn Throttles> = Arc::<Self>::clone(self);
+            return Entered::Admitted(KeyRef { shard, hash }, charge);
         }
         Entered::Throttle(Arc::clone(entry.throttle(hash)))
     }
-
-    /// Whether another key has the same hash: permits find a moved entry by its hash alone.
-    pub(super) fn has_hash(&self, table: &Table<K>, hash: u64) -> bool {
-        table.entries.find(hash, |entry| self.hasher.hash_one(&entry.key) == hash).is_some()
-    }
 }
 
-impl<K: Hash + Send + Sync + 'static> EndHold for Shard<K> {
-    #[inline]
-    fn end(&self, hold: &KeyHold, needs_throttle: bool) -> Option<Arc<Inner>> {
+impl<K: Hash + Send + Sync + 'static> Throttles for Shard<K> {
+    fn throttle(&self, hash: u64) -> Arc<Inner> {
         let mut table = self.lock();
-        let entry = if table.moves == hold.moves {
-            table.entries.get_bucket_mut(hold.place)
-        } else {
-            let is_held = |entry: &Entry<K>| entry.is_held() && self.hasher.hash_one(&entry.key) == hold.hash;
-            table.entries.find_mut(hold.hash, is_held)
-        };
-        let Some(entry) = entry else { unreachable!("a key with a permit is not evicted") };
-        match &mut entry.slot {
-            Slot::Rate { state, .. } => state.end(),
-            Slot::Throttle { permits, throttle } => {
-                *permits -= 1;
-                return Some(Arc::clone(throttle));
-            }
+        // The key itself is not known here; two keys of one table nearly never have the same 64 bits.
+        let is_key = |entry: &Entry<K>| self.hasher.hash_one(&entry.key) == hash;
+        if let Some(entry) = table.entries.find_mut(hash, is_key) {
+            return Arc::clone(entry.throttle(hash));
         }
-        needs_throttle.then(|| Arc::clone(entry.throttle(hold.hash)))
+        if let Some(orphan) = table.orphans.iter().find(|orphan| orphan.number() == hash) {
+            return Arc::clone(orphan);
+        }
+        let Some(terms) = &table.terms else { unreachable!("a permit came from a key with terms") };
+        let orphan = terms.orphan(hash);
+        let dropped = if table.orphans.len() < ORPHANS_MAX { None } else { table.orphans.pop_front() };
+        table.orphans.push_back(Arc::clone(&orphan));
+        drop(table);
+        drop(dropped);
+        orphan
     }
 }
 
 impl<K> Table<K> {
+    /// Before `entry` is inserted; returns whether it adopts a throttle, which may follow other limits.
+    pub(super) fn adopt(&mut self, entry: &mut Entry<K>, hash: u64) -> bool {
+        if let Slot::Rate { terms, .. } = &entry.slot {
+            self.terms = Some(Arc::clone(terms));
+        }
+        let Some(index) = self.orphans.iter().position(|orphan| orphan.number() == hash) else {
+            return false;
+        };
+        let orphan = self.orphans.remove(index);
+        let is_adopted = orphan.is_some();
+        entry.slot = orphan.map_or_else(|| unreachable!("it was found"), Slot::Throttle);
+        is_adopted
+    }
+
     /// Before an insert: without spare capacity all entries may move.
     pub(super) fn will_grow(&mut self) {
         if self.entries.len() == self.entries.capacity() {
@@ -208,7 +218,7 @@ impl EvictedAdmissions {
 
 impl<K> Entry<K> {
     pub(super) const fn with_throttle(key: K, throttle: Arc<Inner>) -> Self {
-        Self { key, slot: Slot::Throttle { throttle, permits: 0 } }
+        Self { key, slot: Slot::Throttle(throttle) }
     }
 
     pub(super) const fn with_rate(key: K, terms: Arc<RateTerms>) -> Self {
@@ -224,35 +234,25 @@ impl<K> Entry<K> {
     pub(super) fn epoch(&self) -> u32 {
         match &self.slot {
             Slot::Rate { terms, .. } => terms.epoch,
-            Slot::Throttle { throttle, .. } => throttle.epoch(),
+            Slot::Throttle(throttle) => throttle.epoch(),
         }
     }
 
     /// Whether it has this throttle.
     pub(super) fn has(&self, wanted: &Arc<Inner>) -> bool {
-        matches!(&self.slot, Slot::Throttle { throttle, .. } if Arc::ptr_eq(throttle, wanted))
+        matches!(&self.slot, Slot::Throttle(throttle) if Arc::ptr_eq(throttle, wanted))
     }
 
-    /// Whether a permit refers to the entry.
-    pub(super) const fn is_held(&self) -> bool {
-        match &self.slot {
-            Slot::Rate { state, .. } => state.in_flight() > 0,
-            Slot::Throttle { permits, .. } => *permits > 0,
-        }
-    }
-
-    /// Whether a permit refers to the entry, or a handle to its throttle exists.
+    /// Whether a handle to its throttle exists.
     pub(super) fn is_in_use(&self) -> bool {
-        let has_handle =
-            matches!(&self.slot, Slot::Throttle { throttle, .. } if Arc::strong_count(throttle) > 1);
-        has_handle || self.is_held()
+        matches!(&self.slot, Slot::Throttle(throttle) if Arc::strong_count(throttle) > 1)
     }
 
     /// Requests admitted since its creation.
     pub(super) fn admitted(&self) -> u64 {
         match &self.slot {
             Slot::Rate { state, .. } => state.admitted(),
-            Slot::Throttle { throttle, .. } => throttle.lock().gates.admitted(),
+            Slot::Throttle(throttle) => throttle.lock().gates.admitted(),
         }
     }
 }
@@ -261,10 +261,9 @@ impl<K: Hash> Entry<K> {
     /// Its throttle, which continues from the state of its rate if it had none.
     pub(super) fn throttle(&mut self, hash: u64) -> &Arc<Inner> {
         if let Slot::Rate { terms, state } = &self.slot {
-            let throttle = terms.throttle(&self.key, state, hash);
-            self.slot = Slot::Throttle { throttle, permits: state.in_flight() };
+            self.slot = Slot::Throttle(terms.throttle(&self.key, state, hash));
         }
-        let Slot::Throttle { throttle, .. } = &self.slot else { unreachable!("it was just created") };
+        let Slot::Throttle(throttle) = &self.slot else { unreachable!("it was just created") };
         throttle
     }
 }
@@ -279,6 +278,15 @@ impl RateTerms {
         (all.version, all.plans) = (self.version, self.plans);
         throttle.follows(self.epoch);
         drop(all);
+        throttle
+    }
+
+    /// The throttle of an evicted key. It follows these terms until the key returns.
+    fn orphan(&self, hash: u64) -> Arc<Inner> {
+        let (plan, setup) = (Arc::clone(&self.plan), Arc::clone(&self.setup));
+        let throttle = Inner::new(plan, setup, self.random.fork(hash), hash);
+        // No count of changes that a registry has: the key's own limits replace these.
+        throttle.lock().plans = self.plans.wrapping_sub(1);
         throttle
     }
 }

@@ -302,7 +302,7 @@ impl<K: Hash + Clone> Walk<K> {
                         gates.snapshot(&terms.plan, 0, at)
                     })
                 }
-                Slot::Throttle { throttle, .. } => self.add_throttle(&throttle.lock(), at),
+                Slot::Throttle(throttle) => self.add_throttle(&throttle.lock(), at),
             };
             if let Some(throttle) = throttle {
                 self.put(ByAdmissions(KeyView { key: entry.key.clone(), throttle }));

@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use tidegate::{
-    Cost, EvictCause, Instant, Keyed, KeyedEvent, ManualClock, Outcome, Permit, Phase, Rate, Refused,
-};
+use tidegate::{Cost, Instant, Keyed, ManualClock, Outcome, Permit, Phase, Rate, Refused};
 
 use crate::kit::keyed::{IDLE, by_hand, has, rate, record_notices, slots, sweep, take_notices};
 use crate::kit::{REQUEST, secs};
@@ -74,69 +72,74 @@ fn snapshot_shows_the_level_of_a_rate() {
     assert_eq!(seen, same, "a handle shows what the registry showed");
 }
 
+/// A full bucket may be evicted while its request is in flight; the upstream's hint holds when the key returns.
 #[test]
-fn permit_keeps_its_key_while_the_table_grows() {
+fn hint_after_an_eviction_pauses_the_returning_key() {
     let (builder, clock) = by_hand(rate(Rate::per_second(5)));
     let (builder, notices) = record_notices(builder);
     let keyed = builder.shards(1).build().expect("within the bounds");
-    let permit = admitted(&keyed, 1);
+    let permits = [(); 2].map(|()| admitted(&keyed, 1));
+    // The table grows, and shrinks again.
     for key in 100..400 {
         drop(admitted(&keyed, key));
     }
-    clock.advance(IDLE);
     for _ in 0..5 {
+        clock.advance(IDLE);
         sweep(&keyed, CALLER);
     }
-    assert!(has(&keyed, 1), "its permit is held");
-    assert_eq!(keyed.len(), 2);
-    take_notices(&notices);
-    permit.settle(Outcome::success());
-    clock.advance(IDLE);
-    sweep(&keyed, CALLER);
     assert!(!has(&keyed, 1));
-    assert_eq!(take_notices(&notices), [(Some(1), KeyedEvent::Evicted { cause: EvictCause::Idle })]);
+    take_notices(&notices);
+    let [first, second] = permits;
+    first.settle(Outcome::overload().retry_after(secs(30)));
+    second.settle(Outcome::success());
+    assert!(!has(&keyed, 1), "a hint creates no key");
+    clock.advance(secs(10));
+    let Err(Refused::Limited { retry_after, .. }) = keyed.try_acquire(&1, REQUEST) else {
+        panic!("it is paused")
+    };
+    assert_eq!(retry_after, Some(secs(20)));
+    assert!(keyed.try_acquire(&2, REQUEST).is_ok());
+    clock.advance(secs(20));
+    drop(admitted(&keyed, 1));
 }
 
-/// A throttle was made while permits of the key without one were held: they still end.
+/// The throttle of the evicted key was made under another key's limits.
+#[test]
+fn returning_key_follows_its_own_limits() {
+    let (builder, clock) = by_hand(slots(1));
+    let builder = builder.limits_by(|key| rate(Rate::per_second(*key)));
+    let keyed = builder.shards(1).build().expect("within the bounds");
+    let permit = admitted(&keyed, 2);
+    clock.advance(IDLE);
+    drop(admitted(&keyed, 9));
+    sweep(&keyed, 9);
+    assert!(!has(&keyed, 2));
+    permit.settle(Outcome::overload().retry_after(secs(1)));
+    clock.advance(secs(10));
+    drop([(); 2].map(|()| admitted(&keyed, 2)));
+    assert!(keyed.try_acquire(&2, REQUEST).is_err(), "two per second");
+}
+
+/// A throttle was made while permits of the key without one were out.
 #[test]
 fn permits_end_after_their_key_has_a_throttle() {
-    let (keyed, clock) = fives();
-    let permits = [(); 4].map(|()| admitted(&keyed, 1));
-    let handle = keyed.get(&1).expect("it exists");
-    let [first, second, third, fourth] = permits;
+    let (keyed, _) = fives();
+    let [first, second, third, fourth] = [(); 4].map(|()| admitted(&keyed, 1));
+    drop(keyed.get(&1).expect("it exists"));
     first.settle(Outcome::success());
     drop(second);
     drop(third.into_owned());
-    drop(handle);
-    clock.advance(IDLE);
-    sweep(&keyed, CALLER);
-    assert!(has(&keyed, 1), "one permit is held");
     fourth.settle(Outcome::overload().retry_after(secs(30)));
     assert!(is_paused(&keyed, 1));
-    clock.advance(IDLE);
-    sweep(&keyed, CALLER);
-    assert!(!has(&keyed, 1), "no permit is held, and the pause is over");
+    assert_eq!((keyed.snapshot(0).admitted, keyed.len()), (4, 1));
 }
 
 #[test]
-fn full_registry_replaces_only_rates_without_permits() {
-    let (builder, clock) = by_hand(rate(Rate::per_second(5)));
-    let keyed = builder.shards(1).keys_max(2).build().expect("within the bounds");
-    let permit = admitted(&keyed, 1);
-    drop(admitted(&keyed, 2));
-    clock.advance(secs(2));
-    drop(admitted(&keyed, 3));
-    assert!(has(&keyed, 1) && !has(&keyed, 2) && has(&keyed, 3), "2 was full and had no permit");
-    drop(permit);
-}
-
-#[test]
-fn new_limits_reach_keys_with_permits() {
+fn new_limits_reach_keys_with_only_a_rate() {
     let (keyed, _) = fives();
     let permit = admitted(&keyed, 1);
     drop(admitted(&keyed, 2));
     keyed.reconfigure(|_| slots(1));
-    assert_eq!(keyed.snapshot(9).top.iter().find(|view| view.key == 1).unwrap().throttle.slots, Some(1));
     let held = keyed.try_acquire(&2, REQUEST).expect("on its next use");
     assert!(keyed.try_acquire(&2, REQUEST).is_err(), "one slot");
     permit.settle(Outcome::success());
