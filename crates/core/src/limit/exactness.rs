@@ -13,6 +13,9 @@
 //! bucket has refilled since the draw, so that two bursts of work can run at the same time: draw a burst,
 //! wait until the bucket is full, draw a burst, cancel the first, draw a burst.
 //!
+//! A bucket whose debt is at its bound takes less than a settlement: the log has the units that it took, the
+//! ledger has all of them, and [`check_ledger`] reports the difference.
+//!
 //! A repair of a bucket sets its level, and the bound counts from there. Draws of the same moment may have been
 //! before it or after it, and may use both levels.
 //!
