@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn core_depends_on_thiserror_and_smallvec_alone() {
+    fn core_depends_on_listed_crates_alone() {
         let text = "[package]\nname = \"c\"\n[dependencies]\nthiserror.workspace = true\nrand = \"1\"\n\
                     [dependencies.tokio]\nversion = \"1\"\n[target.'cfg(unix)'.dependencies]\nlibc.workspace = true\n";
         assert_eq!(lines(core_dependencies, "crates/core/Cargo.toml", text), [5, 6, 9]);
