@@ -98,6 +98,9 @@ query! {
         /// The resource, for a resource's policy.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub resource: Option<ResourceName>,
+        /// `true` for the system policy, without an entity and a resource. Only a removal needs it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub system: Option<bool>,
         /// For writes, the expected current state: `any`, `absent` or a version.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub expect: Option<Expect>,
@@ -168,7 +171,8 @@ impl PolicyAt {
 impl From<&Scope> for ScopeQuery {
     fn from(scope: &Scope) -> Self {
         let (entity, resource) = names(scope);
-        Self { entity, resource, expect: None }
+        let system = (*scope == Scope::System).then_some(true);
+        Self { entity, resource, system, expect: None }
     }
 }
 

@@ -31,6 +31,15 @@ impl<T: DeserializeOwned> FromRequest<State> for JsonBody<T> {
                 "the body's content-type must be application/json",
             ));
         }
+        if let Some(encoding) = request.headers().get(header::CONTENT_ENCODING)
+            && !encoding.as_bytes().eq_ignore_ascii_case(b"identity")
+        {
+            let detail = truncated(&format!(
+                "the body's content-encoding {encoding:?} is not supported: send it plain"
+            ));
+            let (status, title) = (StatusCode::UNSUPPORTED_MEDIA_TYPE, "Unsupported media type");
+            return Err(Refusal::new(status, "encoded-body", title, detail));
+        }
         let bounds = state.bounds();
         match tokio::time::timeout(bounds.body_time, Bytes::from_request(request, state)).await {
             Ok(Ok(bytes)) => parse(&bytes).map(Self),

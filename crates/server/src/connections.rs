@@ -1,7 +1,7 @@
 //! The open connections of a listener: their number, how many each address has, and which are idle.
 //!
 //! An address may have at most as many connections as are free. At a bound, the connection that has been idle
-//! longest is closed for the new one, so that clients which connect and send nothing lock nobody out.
+//! longest is closed for the new one, so that clients which connect and send nothing lock no client out.
 
 use std::collections::HashMap;
 use std::fmt;

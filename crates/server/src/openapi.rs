@@ -35,7 +35,7 @@ const WITH_BODY: [(&str, &str); 4] = [
     ("400", "The body is truncated or not valid JSON."),
     ("408", "The body took too long to arrive."),
     ("413", "The body is too large."),
-    ("415", "The body's content-type is not application/json."),
+    ("415", "The body's content-type is not application/json, or it has a content-encoding."),
 ];
 
 /// Error responses of lease routes.

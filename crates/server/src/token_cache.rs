@@ -54,7 +54,7 @@ pub struct StoreTokenCache {
     ttl: Duration,
     hasher: RandomState,
     cached: Mutex<TwoGenerations<Entry>>,
-    /// The number of invalidations. What was read before one is not cached after it.
+    /// The number of invalidations. A token read before one is not cached after it.
     invalidations: AtomicU64,
 }
 

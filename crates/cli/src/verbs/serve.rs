@@ -1,6 +1,6 @@
 //! `tidegate serve`: serves the limits of a store over HTTP.
 
-use std::io::{self, Write as _};
+use std::io::{self, IsTerminal as _, Write as _};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -38,7 +38,8 @@ once. It accepts requests from the line that begins with `ready` on.
 
 The first SIGINT or SIGTERM stops it after the requests in flight, the second
 stops it at once. SIGHUP reloads the TLS files, as a change of the files does,
-and applies the manifest again.
+and applies the manifest again. With neither, SIGHUP stops a server on a
+terminal, which was closed.
 
 The file of --config is TOML, with the same names and `_` for `-`:
   store = \"sqlite:/var/lib/tidegate/limits.db\"
@@ -181,25 +182,19 @@ pub(crate) async fn run(args: ServeArgs, shared: SharedArgs, format: Format) -> 
     let running = server.run(state, shutdown);
     tokio::pin!(running);
     let mut last = None;
+    let hangup = Hangup { tls, manifest, limiter: shared_limiter.clone(), is_on_terminal: is_on_terminal() };
     let result = loop {
         tokio::select! {
             result = &mut running => break result,
             signal = signals.next() => {
-                if signal.is_stop() {
+                if signal.is_stop() || signal.is_hangup() && hangup.stops() {
                     last = Some(signal);
                     stopper.stop();
                     if let Some(proxy) = &proxy {
                         proxy.stop();
                     }
-                } else if signal.is_reload() {
-                    if let Some(tls) = tls.clone() {
-                        // Errors are logged, and the previous certificate stays in use.
-                        tokio::spawn(async move { drop(tls.reload().await) });
-                    }
-                    if let Some(manifest) = manifest.clone() {
-                        let limiter = shared_limiter.clone();
-                        tokio::spawn(async move { manifest.reload(&limiter).await });
-                    }
+                } else if signal.is_hangup() {
+                    hangup.reload();
                 }
             }
         }
@@ -248,6 +243,36 @@ impl RunningProxy {
         self.stop();
         self.running.await.unwrap_or(false)
     }
+}
+
+/// What SIGHUP does: it reloads what the server has read from files. With nothing to reload, it is the hangup of
+/// the terminal that the server was started on, and stops it.
+struct Hangup {
+    tls: Option<Tls>,
+    manifest: Option<Arc<ManifestFile>>,
+    limiter: Limiter,
+    is_on_terminal: bool,
+}
+
+impl Hangup {
+    const fn stops(&self) -> bool {
+        self.is_on_terminal && self.tls.is_none() && self.manifest.is_none()
+    }
+
+    fn reload(&self) {
+        if let Some(tls) = self.tls.clone() {
+            // Errors are logged, and the previous certificate stays in use.
+            tokio::spawn(async move { drop(tls.reload().await) });
+        }
+        if let Some(manifest) = self.manifest.clone() {
+            let limiter = self.limiter.clone();
+            tokio::spawn(async move { manifest.reload(&limiter).await });
+        }
+    }
+}
+
+fn is_on_terminal() -> bool {
+    io::stdin().is_terminal() || io::stdout().is_terminal() || io::stderr().is_terminal()
 }
 
 fn tls(settings: TlsSettings) -> Result<Tls, Failure> {
@@ -309,6 +334,29 @@ async fn first_token(
     namespace: &Namespace,
     actor: &str,
 ) -> Result<Option<Secret>, Failure> {
+    for number in 1..=FIRST_MAX {
+        // Another server may just have created one.
+        if has_admin_token(store, namespace).await? {
+            return Ok(None);
+        }
+        let id = if number == 1 { FIRST.to_owned() } else { format!("{FIRST}-{number}") };
+        let id = TokenId::new(&id).map_err(|error| Failure::failed(error.to_string()))?;
+        let secret = Secret::generate(&id);
+        let scopes = TokenScopes::new(TokenScope::ALL);
+        let name = "made by serve".to_owned();
+        let new = NewToken { id, name, namespace: namespace.clone(), scopes, expires_at: None };
+        match store.create_token(&new, secret.hash(), actor).await {
+            // The id is taken: by a revoked or expired token, or at this moment by another server.
+            Err(tidegate::StoreError::Stale { .. }) => {}
+            made => return Ok(Some(made.map(|_| secret)?)),
+        }
+    }
+    Err(Failure::failed(format!("{FIRST_MAX} tokens `{FIRST}` were revoked: no first token is created"))
+        .next("create one: tidegate token create ID --scopes acquire,read,admin"))
+}
+
+/// Whether a valid token has the scope `admin`.
+async fn has_admin_token(store: &dyn Store, namespace: &Namespace) -> Result<bool, Failure> {
     let now = parse::time("0s").map_err(Failure::failed)?;
     let is_enough = |token: &Token| {
         token.scopes.has(TokenScope::Admin)
@@ -319,28 +367,13 @@ async fn first_token(
     loop {
         let page = store.tokens(&paging).await?;
         if page.items.iter().any(|Versioned { value, .. }| is_enough(value)) {
-            return Ok(None);
+            return Ok(true);
         }
         match page.next {
             Some(next) => paging = first.clone().after(next),
-            None => break,
+            None => return Ok(false),
         }
     }
-    for number in 1..=FIRST_MAX {
-        let id = if number == 1 { FIRST.to_owned() } else { format!("{FIRST}-{number}") };
-        let id = TokenId::new(&id).map_err(|error| Failure::failed(error.to_string()))?;
-        let secret = Secret::generate(&id);
-        let scopes = TokenScopes::new(TokenScope::ALL);
-        let name = "made by serve".to_owned();
-        let new = NewToken { id, name, namespace: namespace.clone(), scopes, expires_at: None };
-        match store.create_token(&new, secret.hash(), actor).await {
-            // The id is taken by a revoked or expired token.
-            Err(tidegate::StoreError::Stale { .. }) => {}
-            made => return Ok(Some(made.map(|_| secret)?)),
-        }
-    }
-    Err(Failure::failed(format!("{FIRST_MAX} tokens `{FIRST}` were revoked: no first token is created"))
-        .next("create one: tidegate token create ID --scopes acquire,read,admin"))
 }
 
 /// Prints the addresses. A closed pipe is not a failure.

@@ -223,7 +223,8 @@ async fn names_with_special_characters_round_trip() {
         let id: EntityId = name.parse().unwrap();
         client.put_entity(&id, &PutEntity::default()).await.unwrap();
         assert_eq!(client.entity(&id).await.unwrap().id, id);
-        let query = ScopeQuery { entity: Some(id.clone()), resource: name.parse().ok(), expect: None };
+        let query =
+            ScopeQuery { entity: Some(id.clone()), resource: name.parse().ok(), ..ScopeQuery::default() };
         client.put_policy(&query, &written(&["rpm:1/s"])).await.unwrap();
         assert_eq!(
             client.policy(&query).await.unwrap().resource.map(|name| name.to_string()).as_deref(),

@@ -1,17 +1,19 @@
 //! Names of entities, resources and limits, validated once at the edge.
 //!
-//! `#` separates the parts of keys in stores, so names contain neither it nor control characters. A leading
-//! `$` and `_default_` are reserved: audit keys such as `$SYSTEM` start with the former, and stores file an
+//! `#` separates the parts of keys in stores, so names contain neither it nor control characters. Characters that
+//! are invisible or change the direction of text are not allowed, and text is kept in Unicode's canonical
+//! composition (NFC): two names that look alike are one name. A leading `$` and `_default_` are reserved: audit keys such as `$SYSTEM` start with the former, and stores file an
 //! entity's policy for all resources under the latter.
 
-use std::borrow::Borrow;
+use std::borrow::{Borrow, Cow};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
 use thiserror::Error;
+use unicode_normalization::{IsNormalized, UnicodeNormalization as _, is_nfc_quick};
 
-use crate::excerpt::excerpt;
+use crate::excerpt::{excerpt, is_invisible};
 
 /// The maximum length of an entity id or resource name, in bytes.
 pub const NAME_MAX: usize = 256;
@@ -60,6 +62,26 @@ pub enum NameProblem {
     Reserved,
 }
 
+/// Whether a reader cannot see the character, or it reorders others: also those of scripts and emoji, which text
+/// may have and names may not.
+const fn is_hidden(letter: char) -> bool {
+    is_invisible(letter)
+        || matches!(letter,
+            '\u{ad}' | '\u{34f}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}'
+            | '\u{200c}'..='\u{200d}' | '\u{206a}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}'
+            | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' | '\u{1bca0}'..='\u{1bca3}'
+            | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
+}
+
+/// The text in NFC. Most names are.
+fn composed(name: &str) -> Cow<'_, str> {
+    // Longer text is refused anyway.
+    if name.is_ascii() || name.len() > NAME_MAX || is_nfc_quick(name.chars()) == IsNormalized::Yes {
+        return Cow::Borrowed(name);
+    }
+    Cow::Owned(name.nfc().collect())
+}
+
 fn check_name(name: &str, max: usize) -> Result<(), NameProblem> {
     if name.is_empty() {
         return Err(NameProblem::Empty);
@@ -67,8 +89,8 @@ fn check_name(name: &str, max: usize) -> Result<(), NameProblem> {
     if name.len() > max {
         return Err(NameProblem::Long { bytes: name.len(), max });
     }
-    if let Some((at, letter)) = name.char_indices().find(|(_, letter)| *letter == '#' || letter.is_control())
-    {
+    let is_bad = |letter: char| letter == '#' || letter.is_control() || is_hidden(letter);
+    if let Some((at, letter)) = name.char_indices().find(|(_, letter)| is_bad(*letter)) {
         return Err(NameProblem::Letter { letter, at });
     }
     if name.starts_with('$') || name == DEFAULT {
@@ -103,14 +125,15 @@ macro_rules! name {
         }
 
         impl $Name {
-            /// Validates a name.
+            /// Validates a name, and composes its characters (NFC).
             ///
             /// # Errors
             /// [`InvalidName`] with the name and what is wrong with it.
             pub fn new(name: &str) -> Result<Self, InvalidName> {
-                match $check(name, $max) {
-                    Ok(()) => Ok(Self(name.into())),
-                    Err(why) => Err(InvalidName { kind: $kind, name: name.to_owned(), why }),
+                let name = composed(name);
+                match $check(&name, $max) {
+                    Ok(()) => Ok(Self((&*name).into())),
+                    Err(why) => Err(InvalidName { kind: $kind, name: name.into_owned(), why }),
                 }
             }
 
@@ -368,6 +391,19 @@ mod tests {
         }
         for good in ["a", "user 7", "größe", "org/team:7", "a$", "_default"] {
             assert_eq!(EntityId::new(good).unwrap().as_str(), good);
+        }
+    }
+
+    #[test]
+    fn names_that_look_alike_are_one_name() {
+        let composed = EntityId::new("caf\u{e9}").unwrap();
+        assert_eq!(EntityId::new("cafe\u{301}").unwrap(), composed);
+        assert_eq!(ResourceName::new("\u{1100}\u{1161}").unwrap().as_str(), "\u{ac00}");
+        for hidden in
+            ["a\u{200b}", "\u{feff}a", "a\u{202e}b", "a\u{2066}b", "a\u{ad}b", "a\u{fe0f}", "a\u{e0041}"]
+        {
+            let error = EntityId::new(hidden).unwrap_err();
+            assert!(matches!(error.why, NameProblem::Letter { .. }), "{error}");
         }
     }
 

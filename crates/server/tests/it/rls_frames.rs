@@ -397,7 +397,7 @@ async fn control_frame_flood_is_closed() {
     assert_eq!(rls.counted(&format!("tidegate_connections_closed_total{reason}")).await, 3);
 }
 
-/// A silent connection, an idle one that answers nothing, and a watch that nobody reads: the server took as long
+/// A silent connection, an idle one that answers nothing, and an unread watch: the server took as long
 /// as its drain time.
 #[tokio::test]
 async fn unresponsive_peers_do_not_delay_shutdown() {

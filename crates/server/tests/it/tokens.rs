@@ -65,3 +65,15 @@ async fn every_change_is_audited_with_version_and_actor() {
     send(kit.request("DELETE", "/v1/policy")).await.is_problem(401, "no-token", "");
     assert_eq!(kit.get("/v1/audit?max=1000").await.text, before);
 }
+
+/// Without a scope the request removed the limits of the whole system.
+#[tokio::test]
+async fn system_policy_is_removed_only_by_name() {
+    let kit = Kit::new().await;
+    kit.ask("DELETE", "/v1/policy", None).await.is_problem(422, "invalid", "system");
+    kit.ask("DELETE", "/v1/policy?system=false", None).await.is_problem(422, "invalid", "system");
+    kit.ask("DELETE", "/v1/policy?system=true&resource=b", None).await.is_problem(422, "invalid", "system");
+    assert_eq!(kit.get("/v1/policy?system=true").await.status, 200, "nothing was removed");
+    assert_eq!(kit.ask("DELETE", "/v1/policy?system=true", None).await.status, 200);
+    kit.get("/v1/policy").await.is_problem(404, "no-policy", "");
+}
