@@ -104,7 +104,7 @@ pub(crate) fn plan(changes: &ManifestChanges) -> Json {
         })
     };
     let steps: Vec<Json> = changes.policies.steps().iter().map(step).collect();
-    let changed = |change: &EntityChange| {
+    let entity_change = |change: &EntityChange| {
         json!({
             "before": change.before.as_ref().map(entity),
             "after": bare_entity(&change.after),
@@ -121,7 +121,7 @@ pub(crate) fn plan(changes: &ManifestChanges) -> Json {
     json!({
         "has_changes": !changes.is_empty(),
         "changes": steps,
-        "entities": changes.entities.iter().map(changed).collect::<Vec<_>>(),
+        "entities": changes.entities.iter().map(entity_change).collect::<Vec<_>>(),
         "tokens": changes.tokens.iter().map(token).collect::<Vec<_>>(),
         "version": null,
     })
@@ -161,7 +161,7 @@ pub(crate) fn tree_entity(versioned: &Versioned<Entity>, children: Vec<Json>) ->
 }
 
 /// Trees of entities.
-pub(crate) fn tree(roots: Vec<Json>) -> Json {
+pub(crate) fn tree(roots: &[Json]) -> Json {
     json!({ "entities": roots })
 }
 

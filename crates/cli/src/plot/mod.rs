@@ -167,12 +167,11 @@ async fn read(backend: &impl Backend, query: &UsageQuery) -> Result<Vec<Usage>, 
 
 /// Reads the current limits of what is drawn, and the units that they refill in a window.
 async fn read_limits(backend: &impl Backend, chart: &mut Chart) -> Result<(), Failure> {
+    let subjects = chart.all_series().into_iter().filter_map(|series| series.subject.clone());
     let mut known: BTreeMap<Subject, Vec<LimitLine>> = BTreeMap::new();
-    for subject in chart.all_series().into_iter().filter_map(|series| series.subject.clone()) {
-        if !known.contains_key(&subject) {
-            let lines = backend.balances(&subject).await?;
-            known.insert(subject, lines);
-        }
+    for subject in subjects.collect::<BTreeSet<_>>() {
+        let lines = backend.balances(&subject).await?;
+        known.insert(subject, lines);
     }
     let refills = |panel: &Panel| {
         let subjects = panel.series.iter().filter_map(|series| series.subject.as_ref());

@@ -73,8 +73,8 @@ fn draw_panel(svg: &mut Svg, chart: &Chart, panel: &Panel, top: f64) {
     let below = top + TITLE + PLOT;
     let mut title = format!("{}, units per {}", panel.limit, chart.each());
     for (place, units) in panel.refills.iter().enumerate() {
-        let word = if place == 0 { "; limit " } else { ", " };
-        title += &format!("{word}{}", format::number(*units));
+        title.push_str(if place == 0 { "; limit " } else { ", " });
+        title.push_str(&format::number(*units));
     }
     svg.text((LEFT, top + 18.0), r#"font-size="14" font-weight="600""#, &title);
     // A limit far above the usage would flatten it.

@@ -19,22 +19,19 @@ type Children = BTreeMap<Option<EntityId>, Vec<Versioned<Entity>>>;
 
 /// Shows an entity and its descendants, or all entities.
 pub(super) async fn show(backend: &impl Backend, root: Option<EntityId>) -> Result<Output, Failure> {
-    let (roots, children) = match root {
-        Some(id) => {
-            let root = found(backend, &id).await?;
-            (vec![root], descendants(backend, id).await?)
-        }
-        None => {
-            let mut children = all(backend).await?;
-            (children.remove(&None).unwrap_or_default(), children)
-        }
+    let (roots, children) = if let Some(id) = root {
+        let root = found(backend, &id).await?;
+        (vec![root], descendants(backend, id).await?)
+    } else {
+        let mut children = all(backend).await?;
+        (children.remove(&None).unwrap_or_default(), children)
     };
     let nested: Vec<Json> = roots.iter().map(|root| nest(root, &children)).collect();
     let mut lines = Vec::new();
     for root in &roots {
         draw(root, &children, (String::new(), String::new()), &mut lines);
     }
-    let output = Output::new(codec::tree(nested));
+    let output = Output::new(codec::tree(&nested));
     if lines.is_empty() {
         return Ok(output.line("no entities"));
     }

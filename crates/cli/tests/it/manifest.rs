@@ -119,8 +119,8 @@ fn secret_of_a_declared_token_is_in_a_variable() {
     assert_eq!(server.ask("GET /v1/policies", Some(&secret("ci")), "").0, 200);
     server.stop();
     // A server generates the secrets of its tokens.
-    let served = Fixture::served();
-    let mut command = served.command(&["limits", "apply", file.to_str().unwrap()]);
+    let remote = Fixture::served();
+    let mut command = remote.command(&["limits", "apply", file.to_str().unwrap()]);
     let refused = run(command.env("CI_TOKEN", secret("ci")));
     assert!(refused.code == 2 && refused.stderr.contains("a server generates those"), "{}", refused.stderr);
 }

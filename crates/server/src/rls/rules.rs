@@ -34,7 +34,7 @@ const REQUESTS: &str = "requests";
 /// The limit that a request brings itself. It counts hits.
 const OVERRIDE: &str = "override";
 /// The minimum and maximum time in which a charge can be refunded.
-const REFUND_WITHIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(86_400));
+const REFUND_WITHIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_hours(24));
 
 /// Rules that map Envoy's descriptors to limits. Clones share the same rules.
 #[derive(Debug, Clone)]
@@ -251,7 +251,7 @@ impl DrawRule {
             };
             cost.push((limit.as_str(), all));
         }
-        let limit = descriptor.limit.as_ref().map(own_limit).transpose()?;
+        let limit = descriptor.limit.map(own_limit).transpose()?;
         if limit.is_some() {
             cost.push((OVERRIDE, hits.max(1)));
         }
@@ -267,7 +267,7 @@ impl DrawRule {
 }
 
 /// The limit that a request brings.
-fn own_limit(limit: &RateLimitOverride) -> Result<Limit, String> {
+fn own_limit(limit: RateLimitOverride) -> Result<Limit, String> {
     const DAY: u64 = 86_400;
     let seconds = match limit.unit() {
         RateLimitUnit::Unknown => return Err("its own limit has no unit".to_owned()),

@@ -202,26 +202,6 @@ fn invalid_rule_error_names_field_value_and_reason() {
             "`cost.a b` is `a b`: the limit `a b` has ' '",
         ),
         (
-            RuleConfig { cost: [("override".to_owned(), 1)].into(), ..user() },
-            "`cost.override` is `override`: this name is that of limits which requests bring",
-        ),
-        (
-            RuleConfig { refund_within: Some("soon".to_owned()), ..user() },
-            "`refund_within` is `soon`: `soon` is not a duration",
-        ),
-        (
-            RuleConfig { refund_within: Some("25h".to_owned()), ..user() },
-            "`refund_within` is `25h`: it is outside 1s..=1d",
-        ),
-        (
-            RuleConfig { refund_within: Some("1m".to_owned()), shadow: true, ..user() },
-            "`refund_within` is `1m`: a shadow rule cannot have it",
-        ),
-        (
-            RuleConfig { unlimited: true, charge: Charge::After, ..rule_of(&[("user", "*")]) },
-            "`unlimited` is `true`: an unlimited rule cannot have `charge`",
-        ),
-        (
             RuleConfig { cost: [("requests".to_owned(), 0)].into(), ..user() },
             "`cost.requests` is `0`: a hit costs 1 to 1099511627776",
         ),
@@ -256,13 +236,46 @@ fn invalid_rule_error_names_field_value_and_reason() {
             "`unlimited` is `true`: an unlimited rule cannot have `shadow`",
         ),
     ];
-    for (wrong, sentence) in table {
-        let error = EnvoyRules::new(Unknown::Allow, &[user(), wrong]).unwrap_err().to_string();
-        assert!(error.starts_with("rule 2: ") && error.contains(sentence), "{error}");
-    }
+    check_errors(table);
     let many = vec![user(); RULES_MAX + 1];
     let error = EnvoyRules::new(Unknown::Allow, &many).unwrap_err();
     assert_eq!(error.to_string(), "1001 rules, more than 1000");
+}
+
+/// Asserts that each rule is refused with this sentence.
+fn check_errors<const COUNT: usize>(table: [(RuleConfig, &str); COUNT]) {
+    for (wrong, sentence) in table {
+        let rules = [rule(&[("user", "*")], "{user}", "shop"), wrong];
+        let error = EnvoyRules::new(Unknown::Allow, &rules).unwrap_err().to_string();
+        assert!(error.starts_with("rule 2: ") && error.contains(sentence), "{error}");
+    }
+}
+
+#[test]
+fn invalid_charge_and_refund_are_named() {
+    let user = || rule(&[("user", "*")], "{user}", "shop");
+    check_errors([
+        (
+            RuleConfig { cost: [("override".to_owned(), 1)].into(), ..user() },
+            "`cost.override` is `override`: this name is that of limits which requests bring",
+        ),
+        (
+            RuleConfig { refund_within: Some("soon".to_owned()), ..user() },
+            "`refund_within` is `soon`: `soon` is not a duration",
+        ),
+        (
+            RuleConfig { refund_within: Some("25h".to_owned()), ..user() },
+            "`refund_within` is `25h`: it is outside 1s..=1d",
+        ),
+        (
+            RuleConfig { refund_within: Some("1m".to_owned()), shadow: true, ..user() },
+            "`refund_within` is `1m`: a shadow rule cannot have it",
+        ),
+        (
+            RuleConfig { unlimited: true, charge: Charge::After, ..rule_of(&[("user", "*")]) },
+            "`unlimited` is `true`: an unlimited rule cannot have `charge`",
+        ),
+    ]);
 }
 
 #[test]

@@ -162,7 +162,7 @@ impl Reader {
             let scalar = toml_scalar(value.get_ref());
             match &scalar {
                 Scalar::Text(text) if text.parse::<TokenScope>().is_ok() => {
-                    scopes.extend(text.parse::<TokenScope>())
+                    scopes.extend(text.parse::<TokenScope>());
                 }
                 _ => self.wrong(&path.at(place), scalar.to_string(), "acquire, read or admin"),
             }
