@@ -17,6 +17,7 @@ use crate::options::Bounds;
 use crate::refusal::Refusal;
 use crate::tls::Tls;
 use crate::token_cache::{StoreTokenCache, TokenCache};
+use crate::upstreams::Upstreams;
 
 /// A limiter with its tokens, bounds and metrics. Clones share the same state.
 #[derive(Debug, Clone)]
@@ -30,6 +31,7 @@ struct Shared {
     meters: Meters,
     events: EventBroadcast,
     up_since: Stamp,
+    upstreams: Upstreams,
     tls: OnceLock<Tls>,
 }
 
@@ -83,6 +85,7 @@ impl State {
             meters: Meters::new(),
             events,
             up_since,
+            upstreams: Upstreams::new(),
             tls: OnceLock::new(),
         }))
     }
@@ -151,6 +154,10 @@ impl State {
     /// Returns when the server started.
     pub(crate) fn up_since(&self) -> Stamp {
         self.0.up_since
+    }
+
+    pub(crate) fn upstreams(&self) -> &Upstreams {
+        &self.0.upstreams
     }
 
     /// Broadcasts an administrative change.

@@ -30,3 +30,4 @@ mod slow;
 mod tls;
 mod tls_sessions;
 mod tokens;
+mod upstreams;
