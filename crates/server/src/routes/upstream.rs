@@ -70,6 +70,7 @@ pub(super) async fn acquire(
     request_body = SettleCall, responses(
         (status = 204, description = "Settled."),
         (status = 404, description = "The permit was settled before, or has expired.", body = Problem),
+        (status = 410, description = "The lease of its limits has ended before.", body = Problem),
     ))]
 pub(super) async fn settle(
     With(state): With<State>,
