@@ -199,6 +199,7 @@ mod tls;
 #[path = "no_tls.rs"]
 mod tls;
 mod token;
+mod upstream;
 
 /// Whether https:// URLs are supported.
 #[cfg(feature = "http")]
@@ -238,3 +239,4 @@ pub use tidegate_core::backoff::{Backoff, Jitter};
 #[cfg(feature = "http")]
 pub use tidegate_core::retry::{Retry, RetryBudget, WhenRefused};
 pub use token::{CreatedToken, PutToken, Token, TokenId, TokenScopes};
+pub use upstream::{AcquireCall, CallPermit, SettleCall, UpstreamList, UpstreamState};

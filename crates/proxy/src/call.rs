@@ -71,7 +71,7 @@ pub(crate) async fn forward(proxy: &Inner, upstream: &Upstream, request: Request
     let (mut head, body) = request.into_parts();
     let deadline = Instant::now() + within(proxy, &mut head.headers)?;
     let caller = identify(proxy, upstream, &mut head).await?;
-    let (prepared, mut info) = prepare(proxy, upstream, &head, body).await?;
+    let (prepared, mut info) = prepare(proxy, (upstream, &caller), &head, body).await?;
     info.tenant = caller.entity.as_ref().map(|entity| entity.as_str().to_owned()).unwrap_or_default();
     let model = info.model.clone().unwrap_or_default();
     info.tokens.output =
@@ -140,7 +140,7 @@ async fn identify(proxy: &Inner, upstream: &Upstream, head: &mut request::Parts)
 /// Reads what is to be known of a request, and prepares what is sent.
 async fn prepare(
     proxy: &Inner,
-    upstream: &Upstream,
+    (upstream, caller): (&Upstream, &Caller),
     head: &request::Parts,
     body: Incoming,
 ) -> Result<(Prepared, CallInfo), Refusal> {
@@ -154,7 +154,7 @@ async fn prepare(
     let payload = if reads || is_small {
         let see = |piece: &[u8]| {
             if reads {
-                scan.push(piece)
+                scan.push(piece);
             }
         };
         let read = timeout(proxy.bounds.body_time, Beginning::read(body, max, see)).await;
@@ -180,29 +180,13 @@ async fn prepare(
     let mut headers = head.headers.clone();
     remove_hop_by_hop(&mut headers);
     headers.remove(HOST);
-    let mut adds_usage = false;
-    let payload = match payload {
-        Payload::Kept(bytes) => {
-            // The length may change, and a body that is kept has one anyway.
-            let had_length = headers.remove(CONTENT_LENGTH).is_some();
-            let asks = facts.is_stream
-                && profile.needs_usage_option(path)
-                && !headers.contains_key(CONTENT_ENCODING);
-            let edited = if asks { with_usage_option(&bytes) } else { None };
-            adds_usage = edited.is_some();
-            let bytes = edited.map_or(bytes, Bytes::from);
-            if had_length || !bytes.is_empty() {
-                headers.insert(CONTENT_LENGTH, HeaderValue::from(bytes.len()));
-            }
-            Payload::Kept(bytes)
-        }
-        once @ Payload::Once(_) => once,
-    };
+    let asks = facts.is_stream && profile.needs_usage_option(path) && !headers.contains_key(CONTENT_ENCODING);
+    let (payload, adds_usage) = payload.edited(&mut headers, asks);
     if model.is_some() && !profile.usage.is_empty() {
         // Usage cannot be read of a compressed response.
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     }
-    let without = profile.key_query.as_deref().filter(|_| upstream.key.is_some());
+    let without = profile.key_query.as_deref().filter(|_| caller.entity.is_some());
     let target = upstream_path(&upstream.base, path, head.uri.query(), without);
     let uri = target.and_then(|target| {
         let uri = Uri::builder().scheme(upstream.scheme.clone()).authority(upstream.authority.clone());
@@ -367,6 +351,22 @@ fn outcome_of(head: &response::Parts) -> Outcome {
     const CLASSES: &Classes = &Classes::new();
     let now = Stamp::ZERO + SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     CLASSES.outcome_of_parts(head.status, &head.headers, now)
+}
+
+impl Payload {
+    /// Adds the usage option if the request is to ask for usage. Returns whether it was added.
+    fn edited(self, headers: &mut HeaderMap, asks: bool) -> (Self, bool) {
+        let Self::Kept(bytes) = self else { return (self, false) };
+        // The length may change, and a body that is kept has one anyway.
+        let had_length = headers.remove(CONTENT_LENGTH).is_some();
+        let edited = if asks { with_usage_option(&bytes) } else { None };
+        let adds_usage = edited.is_some();
+        let bytes = edited.map_or(bytes, Bytes::from);
+        if had_length || !bytes.is_empty() {
+            headers.insert(CONTENT_LENGTH, HeaderValue::from(bytes.len()));
+        }
+        (Self::Kept(bytes), adds_usage)
+    }
 }
 
 impl Prepared {

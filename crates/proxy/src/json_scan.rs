@@ -217,7 +217,9 @@ mod tests {
     fn found(paths: &[&str], pieces: &[&str]) -> Vec<String> {
         let paths: Arc<[Path]> = paths.iter().map(|text| path(text)).collect();
         let mut scan = JsonScan::new(&paths);
-        pieces.iter().for_each(|piece| scan.push(piece.as_bytes()));
+        for piece in pieces {
+            scan.push(piece.as_bytes());
+        }
         scan.finish().into_iter().map(|value| value.map_or("-".to_owned(), |value| value.text)).collect()
     }
 

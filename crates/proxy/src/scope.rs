@@ -87,7 +87,7 @@ impl Scopes {
             in_flight: view.throttle.in_flight,
             waiting: view.throttle.waiting,
             admitted: view.throttle.admitted,
-            rate: view.throttle.rate.map(|rate| rate.as_f64()),
+            rate: view.throttle.rate.map(tidegate::PerSecond::as_f64),
             slots: view.throttle.slots,
             reason: view.throttle.control.map(|control| control.reason.to_string()),
         };

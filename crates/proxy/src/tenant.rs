@@ -69,13 +69,13 @@ impl CallTokens {
     }
 
     /// The units of names that are always recorded.
-    const fn recorded(self, is_estimated: bool) -> [(&'static str, u64); 5] {
+    fn recorded(self, is_estimated: bool) -> [(&'static str, u64); 5] {
         [
             ("requests", 1),
             ("tokens", self.units(Unit::Tokens)),
             ("input_tokens", self.input),
             ("output_tokens", self.output),
-            ("estimated", is_estimated as u64),
+            ("estimated", u64::from(is_estimated)),
         ]
     }
 }

@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fmt;
 use std::str::FromStr;
-use tidegate_client::{EntityId, LeaseRef, TokenId};
+use tidegate_client::{EntityId, LeaseRef, ResourceName, TokenId};
 
 use crate::refusal::Refusal;
 use crate::state::State;
@@ -129,6 +129,11 @@ pub(crate) trait PathSegment: FromStr<Err: fmt::Display> {
 
 impl PathSegment for EntityId {
     const FIELD: &'static str = "entity";
+}
+
+/// The name of an upstream.
+impl PathSegment for ResourceName {
+    const FIELD: &'static str = "upstream";
 }
 
 impl PathSegment for TokenId {

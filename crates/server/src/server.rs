@@ -252,6 +252,7 @@ impl Server {
             let _ = timeout(STOP_GRACE.min(bounds.drain_time), &mut proxies).await;
             drop(draining);
             state.limiter().close();
+            state.upstreams().close();
             state.events().close();
             let drained = async {
                 drain_connections(graceful, http).await;
@@ -292,6 +293,10 @@ async fn sweep_periodically(state: State) -> JoinSet<()> {
     let millis = u64::try_from(timeout_span.as_millis()).unwrap_or(u64::MAX);
     loop {
         ticks.tick().await;
+        let expired = state.upstreams().expire();
+        if expired > 0 {
+            tracing::debug!(expired, "permits expired before they were settled");
+        }
         let clock = Lookup::Subjects(Vec::new());
         if let Ok(Ok(seen)) = timeout(timeout_span, state.store().balances(&clock)).await {
             state.meters().clock_offset(seen.clock_offset);

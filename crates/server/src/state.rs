@@ -21,6 +21,7 @@ use crate::refusal::Refusal;
 use crate::slots::{AtCapacity, Slot, Slots};
 use crate::tls::Tls;
 use crate::token_cache::{StoreTokenCache, TokenCache};
+use crate::upstreams::Upstreams;
 
 /// Slots for requests that operators need while callers use all others.
 const RESERVED_SLOTS: usize = 64;
@@ -41,6 +42,7 @@ struct Shared {
     events: EventBroadcast,
     revocations: broadcast::Sender<TokenId>,
     up_since: Stamp,
+    upstreams: Upstreams,
     tls: OnceLock<Tls>,
 }
 
@@ -96,6 +98,7 @@ impl State {
             events,
             revocations: broadcast::Sender::new(REVOCATIONS_MAX),
             up_since,
+            upstreams: Upstreams::new(),
             tls: OnceLock::new(),
         }))
     }
@@ -198,6 +201,10 @@ impl State {
     /// Returns when the server started.
     pub(crate) fn up_since(&self) -> Stamp {
         self.0.up_since
+    }
+
+    pub(crate) fn upstreams(&self) -> &Upstreams {
+        &self.0.upstreams
     }
 
     /// Broadcasts an administrative change.

@@ -265,9 +265,9 @@ async fn until_signal(
         let mut stdout = io::stdout().lock();
         drop(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()));
     }
-    let (stopper, mut stopped) = watch::channel(false);
-    let stopped = async move { drop(stopped.wait_for(|is_stopped| *is_stopped).await) };
-    let running = serve(listener, service, ListenBounds::default(), stopped);
+    let (stopper, mut signal) = watch::channel(false);
+    let until = async move { drop(signal.wait_for(|is_stopped| *is_stopped).await) };
+    let running = serve(listener, service, ListenBounds::default(), until);
     tokio::pin!(running);
     loop {
         tokio::select! {

@@ -1,6 +1,7 @@
 //! `tidegate serve`: serves the limits of a store over HTTP.
 
 use std::io::{self, IsTerminal as _, Write as _};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use tidegate::store::{HostWall, Store};
 use tidegate::{Limiter, LimiterBuilder, Paging, Versioned};
 use tidegate_core::limit::name::Namespace;
 use tidegate_core::limit::token::{NewToken, Token, TokenId, TokenScope, TokenScopes, TokenState};
-use tidegate_proxy::{ListenBounds, Proxy, serve};
+use tidegate_proxy::{ListenBounds, Proxy, Tenants, serve};
 use tidegate_server::{
     Bounds, LeaseKey, Secret, ServeError, Server, ServerOptions, Shutdown, ShutdownOutcome, State,
     StateOptions, StoreMeters, StoreTokenCache, Tls, TlsError, TlsOptions,
@@ -133,13 +134,7 @@ pub(crate) async fn run(args: ServeArgs, shared: SharedArgs, format: Format) -> 
     let options = options(&serving, tls.clone());
     let server = Server::bind(&options).await.map_err(|error| bind_failure(&error, tls.is_some()))?;
     let scheme = if tls.is_some() { "https" } else { "http" };
-    let proxy = match &serving.proxy {
-        Some((listen, _)) => {
-            check_exposure(*listen, serving.without_tls)?;
-            Some(bind(*listen).await?)
-        }
-        None => None,
-    };
+    let proxy = bind_proxy(&serving).await?;
     let addresses = Addresses {
         url: format!("{scheme}://{}", server.local_addr()),
         metrics: server.metrics_addr().map(|address| format!("http://{address}/metrics")),
@@ -167,13 +162,7 @@ pub(crate) async fn run(args: ServeArgs, shared: SharedArgs, format: Format) -> 
     if let Some(manifest) = &manifest {
         manifest.apply().await?;
     }
-    let proxy = match (proxy, &serving.proxy) {
-        (Some((listener, _)), Some((listen, settings))) => {
-            let tenants = tenants(state.limiter(), &opened);
-            Some((listener, settings.build(*listen, Some(tenants))?))
-        }
-        _ => None,
-    };
+    let proxy = build_proxy(proxy, &serving, tenants(state.limiter(), &opened))?;
     let token = first_token(&*opened.store, &opened.namespace, &args::actor(serving.actor)).await?;
     ready(format, &addresses, &opened, token.as_ref());
     let (stopper, shutdown) = Shutdown::new();
@@ -214,6 +203,21 @@ pub(crate) async fn run(args: ServeArgs, shared: SharedArgs, format: Format) -> 
     }
 }
 
+async fn bind_proxy(serving: &Serving) -> Result<Option<(TcpListener, SocketAddr)>, Failure> {
+    let Some((listen, _)) = &serving.proxy else { return Ok(None) };
+    check_exposure(*listen, serving.without_tls)?;
+    bind(*listen).await.map(Some)
+}
+
+fn build_proxy(
+    bound: Option<(TcpListener, SocketAddr)>,
+    serving: &Serving,
+    tenants: Tenants,
+) -> Result<Option<(TcpListener, Proxy)>, Failure> {
+    let (Some((listener, _)), Some((listen, settings))) = (bound, &serving.proxy) else { return Ok(None) };
+    Ok(Some((listener, settings.build(*listen, Some(tenants))?)))
+}
+
 /// The proxy beside the server.
 struct RunningProxy {
     proxy: Proxy,
@@ -223,12 +227,12 @@ struct RunningProxy {
 
 impl RunningProxy {
     fn start(listener: TcpListener, proxy: Proxy, of: Bounds) -> Self {
-        let (stopper, mut stopped) = watch::channel(false);
+        let (stopper, mut signal) = watch::channel(false);
         let mut bounds = ListenBounds::default();
         bounds.connections_max = of.connections_max;
         bounds.drain_time = of.drain_time;
-        let stopped = async move { drop(stopped.wait_for(|is_stopped| *is_stopped).await) };
-        let running = tokio::spawn(serve(listener, proxy.clone(), bounds, stopped));
+        let until = async move { drop(signal.wait_for(|is_stopped| *is_stopped).await) };
+        let running = tokio::spawn(serve(listener, proxy.clone(), bounds, until));
         Self { proxy, stopper, running }
     }
 

@@ -336,7 +336,7 @@ fn check_reports_readiness_and_creates_no_token() {
         run.stdout
     );
     let json = codec::parse(&fixture.run_words(&["--json", "serve", "--check", "--config", &config]).stdout);
-    assert_eq!(codec::fields(&json), ["envoy", "metrics", "namespace", "store", "token", "url"]);
+    assert_eq!(codec::fields(&json), ["envoy", "metrics", "namespace", "proxy", "store", "token", "url"]);
     assert_eq!(fixture.ok("token list"), "no tokens\n");
 }
 

@@ -44,6 +44,14 @@ macro_rules! routes {
             /// Ends a lease and returns all its units.
             cancel_lease(lease: &LeaseRef, cancel: &Cancel) -> StepDone,
                 json Call::post("/v1/leases/{lease}/cancel", cancel, Idempotency::Yes).at(lease);
+            /// Asks for a permit to call an upstream. If the response is lost, the permit expires unsettled.
+            acquire_call(upstream: &ResourceName, request: &AcquireCall) -> CallPermit,
+                json Call::post("/v1/upstreams/{upstream}/acquire", request, Idempotency::No).at(upstream).with_queue_time(request.within);
+            /// Reports how a call went. A permit is settled once.
+            settle_call(permit: &LeaseRef, settle: &SettleCall) -> (),
+                json Call::post("/v1/permits/{permit}/settle", settle, Idempotency::No).at(permit);
+            /// Returns the upstreams that were called recently.
+            upstreams() -> UpstreamList, json Call::get("/v1/upstreams");
             /// Returns the limits of a subject and of the levels above it that it draws from.
             balances(query: &BalanceQuery) -> Balances, json Call::get("/v1/balances").with_query(query);
             /// Returns the utilization of a resource's limits, over all buckets.

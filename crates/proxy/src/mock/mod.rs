@@ -353,7 +353,7 @@ impl Mock {
     fn show(&self, path: &str) -> Response<ResponseBody> {
         let headers = HeaderMap::new();
         if let Some(count) = path.strip_prefix("/bytes/").and_then(|count| count.parse::<u64>().ok()) {
-            let piece = Bytes::from_static(&[b'.'; PIECE]);
+            let piece = Bytes::from(vec![b'.'; PIECE]);
             let pieces = stream::unfold(count.min(BYTES_MAX), move |left| {
                 let size = usize::try_from(left).unwrap_or(PIECE).min(PIECE);
                 let next = (size > 0).then(|| (Frame::data(piece.slice(..size)), left - size as u64));

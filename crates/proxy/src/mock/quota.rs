@@ -83,11 +83,10 @@ impl Quotas {
         // A provider does not know the output in advance.
         let reserved = profile.reserved(Tokens { output: 0, ..tokens });
         let units = |counted| match counted {
-            Counted::Requests => 1,
             Counted::Tokens => reserved,
             Counted::Input => tokens.input,
-            // Counted as it is produced, if any is available.
-            Counted::Output => 1,
+            // Output is counted as it is produced, if any is available.
+            Counted::Requests | Counted::Output => 1,
         };
         let exceeded = self.0.iter().find_map(|quota| quota.exceeded(units(quota.counted), now));
         for quota in &mut self.0 {

@@ -79,6 +79,24 @@ async fn token_is_exchanged_for_the_kept_key() {
 }
 
 #[tokio::test]
+async fn key_in_a_query_is_replaced_only_for_tenants() {
+    let store = Store::new(&[]).await;
+    let reply = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
+    let (addr, mut seen) = raw::upstream(reply).await;
+    let through = start(proxy(&[upstream("gemini", addr).key("kept")], Some(store.tenants()))).await;
+    let token = store.token("acme", TokenScope::Acquire).await;
+    let path = "/gemini/v1beta/models/g:generateContent?alt=sse&key=";
+    let cases = [("own", "?alt=sse&key=own HTTP/1.1"), (token.as_str(), "?alt=sse HTTP/1.1")];
+    for (key, line) in cases {
+        let reply = Caller::new(through).post(&format!("{path}{key}"), &json!({"contents": []})).await;
+        assert_eq!(reply.status, 200, "{}", reply.text);
+        let Some(Seen::Request(request)) = seen.recv().await else { panic!("a request") };
+        assert!(request.contains(line), "{request}");
+        assert_eq!(request.contains("x-goog-api-key: kept"), key != "own", "{request}");
+    }
+}
+
+#[tokio::test]
 async fn calls_without_a_token_are_refused_where_tokens_are_required() {
     let store = Store::new(&[]).await;
     let upstream = upstream("openai", mock("openai", |_| {}).await).key("sk-real");

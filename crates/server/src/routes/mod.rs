@@ -10,6 +10,7 @@ mod ledger;
 mod policy;
 mod status;
 mod token;
+mod upstream;
 mod watch;
 
 use std::sync::Arc;
@@ -98,6 +99,9 @@ fn table() -> Vec<Route> {
         route!(POST "/v1/leases/{lease}/renew", ACQUIRE, lease::renew),
         route!(POST "/v1/leases/{lease}/settle", ACQUIRE, lease::settle),
         route!(POST "/v1/leases/{lease}/cancel", ACQUIRE, lease::cancel),
+        route!(GET "/v1/upstreams", READ, upstream::list),
+        route!(POST "/v1/upstreams/{upstream}/acquire", ACQUIRE, upstream::acquire),
+        route!(POST "/v1/permits/{permit}/settle", ACQUIRE, upstream::settle),
         route!(GET "/v1/balances", READ, inspect::balances),
         route!(GET "/v1/capacity", READ, inspect::capacity),
         route!(POST "/v1/explain", READ, inspect::explain),

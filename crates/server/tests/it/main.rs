@@ -32,3 +32,4 @@ mod starvation;
 mod tls;
 mod tls_sessions;
 mod tokens;
+mod upstreams;

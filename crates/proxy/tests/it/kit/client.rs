@@ -94,13 +94,11 @@ pub(crate) async fn read(response: Response<Incoming>) -> Reply {
     let (head, mut body) = response.into_parts();
     let mut bytes = Vec::new();
     while let Some(frame) = body.frame().await {
-        match frame {
-            Ok(frame) => bytes.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data)),
-            Err(_) => {
-                bytes.extend_from_slice(b"<broken>");
-                break;
-            }
-        }
+        let Ok(frame) = frame else {
+            bytes.extend_from_slice(b"<broken>");
+            break;
+        };
+        bytes.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
     }
     let text = String::from_utf8(bytes).expect("text");
     Reply { status: head.status.as_u16(), headers: head.headers, text }
