@@ -13,6 +13,7 @@ use super::acquire::at_most;
 use crate::auth::Caller;
 use crate::codec::{JsonBody, OkJson, PathParam};
 use crate::refusal::Refusal;
+use crate::slots::AtCapacity;
 use crate::state::State;
 use crate::upstreams::HeldCall;
 
@@ -59,7 +60,8 @@ pub(super) async fn acquire(
     let permit = state.upstreams().acquire(upstream.0.as_str(), body.tokens, left).await;
     let permit = permit.map_err(|refused| refusal(&upstream, refused))?;
     let call = HeldCall { permit, lease, expires_at: Instant::now() + deadline };
-    let number = state.upstreams().hold(call).ok_or_else(|| Refusal::busy(bounds.requests_max))?;
+    let at_capacity = || Refusal::busy(AtCapacity::Full, bounds.requests_max, caller.token());
+    let number = state.upstreams().hold(call).ok_or_else(at_capacity)?;
     let permit = state.lease_key().name(LeaseId::from_number(number), caller.token());
     Ok(OkJson(CallPermit { permit, expires_in: deadline.into() }))
 }
