@@ -132,7 +132,7 @@ impl Cost {
 
     /// Whether it is one request with at most tokens and bytes: the fast path in `gates.rs`.
     #[inline]
-    pub(crate) const fn is_plain(&self) -> bool {
+    pub const fn is_plain(&self) -> bool {
         self.more == 0 && self.input_tokens == 0 && self.output_tokens == 0 && self.tokens < u64::MAX
     }
 

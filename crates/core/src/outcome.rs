@@ -10,12 +10,14 @@
 //!
 //! `gate/settle.rs` implements this table, and its tests check it row by row.
 
+use std::num::NonZero;
 use std::time::Duration;
 
 use crate::cause::Cause;
 use crate::cost::{Cost, DIMENSIONS};
 use crate::feedback::auto::index_of;
 use crate::feedback::headers::{Dimension, Reset};
+use crate::time::nanos;
 
 /// The outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +31,46 @@ pub struct Outcome {
     pub(crate) cause: Option<Cause>,
     pub(crate) malformed: u16,
     pub(crate) exceeded: Option<Dimension>,
-    pub(crate) quotas: [Option<QuotaLevel>; DIMENSIONS],
+    pub(crate) quotas: [Option<PackedLevel>; DIMENSIONS],
+}
+
+/// The longest reset that is kept, in nanoseconds: 146 years.
+const AFTER_MAX: u64 = u64::MAX >> 2;
+
+/// A [`QuotaLevel`] in 32 bytes, because outcomes are copied with every request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PackedLevel {
+    limit: u64,
+    remaining: u64,
+    /// Nanoseconds until the reset, in the upper bits, then whether the quota is full by then, then a one.
+    reset: NonZero<u64>,
+    /// Nanoseconds; zero is unknown.
+    window: u64,
+}
+
+impl PackedLevel {
+    const fn new(level: QuotaLevel) -> Self {
+        let is_full = matches!(level.reset, Reset::Full(_));
+        let after = nanos(level.reset.after());
+        let after = if after > AFTER_MAX { AFTER_MAX } else { after };
+        let window = match level.window {
+            Some(window) => nanos(window),
+            None => 0,
+        };
+        let reset = NonZero::<u64>::MIN.saturating_add((after << 2) | ((is_full as u64) << 1));
+        Self { limit: level.limit, remaining: level.remaining, reset, window }
+    }
+
+    pub(crate) const fn level(self) -> QuotaLevel {
+        let reset = self.reset.get();
+        let after = Duration::from_nanos(reset >> 2);
+        QuotaLevel {
+            limit: self.limit,
+            remaining: self.remaining,
+            reset: if reset & 2 > 0 { Reset::Full(after) } else { Reset::More(after) },
+            window: if self.window > 0 { Some(Duration::from_nanos(self.window)) } else { None },
+        }
+    }
 }
 
 /// What the upstream reported about one of its quotas.
@@ -164,7 +205,7 @@ impl Outcome {
     /// ```
     pub const fn quota(mut self, dimension: Dimension, level: QuotaLevel) -> Self {
         if let Some(index) = index_of(dimension) {
-            self.quotas[index] = Some(level);
+            self.quotas[index] = Some(PackedLevel::new(level));
         }
         self
     }
@@ -172,7 +213,10 @@ impl Outcome {
     /// The reported level of a quota.
     pub const fn quota_level(&self, dimension: Dimension) -> Option<QuotaLevel> {
         match index_of(dimension) {
-            Some(index) => self.quotas[index],
+            Some(index) => match self.quotas[index] {
+                Some(packed) => Some(packed.level()),
+                None => None,
+            },
             None => None,
         }
     }
@@ -236,6 +280,22 @@ impl Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn packed_level_is_read_back() {
+        let spans = [Duration::ZERO, Duration::from_nanos(1), Duration::from_secs(86_400 * 366)];
+        for span in spans {
+            for reset in [Reset::Full(span), Reset::More(span)] {
+                for window in [None, Some(Duration::from_secs(60))] {
+                    let level = QuotaLevel { limit: u64::MAX, remaining: 7, reset, window };
+                    assert_eq!(PackedLevel::new(level).level(), level);
+                }
+            }
+        }
+        let endless = QuotaLevel { limit: 1, remaining: 0, reset: Reset::More(Duration::MAX), window: None };
+        assert!(PackedLevel::new(endless).level().reset.after() > Duration::from_secs(86_400 * 36_500));
+        assert_eq!(size_of::<Option<PackedLevel>>(), 32);
+    }
 
     #[test]
     fn a_result_becomes_an_outcome_by_the_predicate() {

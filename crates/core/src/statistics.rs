@@ -36,7 +36,7 @@ impl Outcomes {
     }
 
     #[inline]
-    fn count(&mut self, outcome: Outcome) {
+    fn count(&mut self, outcome: &Outcome) {
         let count = match outcome.blame() {
             None if outcome.kind == Kind::Ignored => return,
             None => &mut self.successes,
@@ -59,7 +59,7 @@ pub(crate) struct Statistics {
 impl Statistics {
     /// Records one outcome. Only a success contributes a latency sample, because rejections are fast.
     #[inline]
-    pub(crate) fn record(&mut self, outcome: Outcome, latency: Option<Duration>) {
+    pub(crate) fn record(&mut self, outcome: &Outcome, latency: Option<Duration>) {
         self.outcomes.count(outcome);
         if let (Kind::Success, Some(latency)) = (outcome.kind, latency) {
             self.latency.record(latency);
@@ -93,9 +93,9 @@ mod tests {
         let mut all = Outcomes::default();
         for (outcome, wanted) in table {
             let mut one = Outcomes::default();
-            one.count(outcome);
+            one.count(&outcome);
             assert_eq!(counts(one), wanted, "{outcome:?}");
-            all.count(outcome);
+            all.count(&outcome);
         }
         assert_eq!((counts(all), all.errors(), all.total()), ([2, 2, 2, 1, 3], 8, 10));
     }
@@ -111,7 +111,7 @@ mod tests {
         ];
         for (outcome, latency, sampled) in table {
             let mut statistics = Statistics::default();
-            statistics.record(outcome, latency);
+            statistics.record(&outcome, latency);
             assert_eq!(statistics.latency.mean(), sampled, "{outcome:?}");
         }
     }

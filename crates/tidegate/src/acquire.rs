@@ -117,6 +117,13 @@ impl Inner {
     /// says nothing about the request: the slow path decides.
     #[inline]
     pub(crate) fn enter_plain(&self, cost: Cost, reading: Option<Instant>) -> Option<Charge> {
+        // Mostly known when this is compiled. Two numbers are passed in registers; a cost is not.
+        if cost.is_plain() { self.enter_request(cost.tokens, cost.bytes, reading) } else { None }
+    }
+
+    // Apart, so that its callers stay small enough to be inlined where the cost is known.
+    #[inline(never)]
+    fn enter_request(&self, tokens: u64, bytes: u64, reading: Option<Instant>) -> Option<Charge> {
         if !self.is_plain() {
             return None;
         }
@@ -127,7 +134,7 @@ impl Inner {
         }
         let State { plan, gates, .. } = &mut *state;
         let now = reading.unwrap_or(gates.latest());
-        gates.admit_plain(plan, cost, now)
+        gates.admit_plain(plan, Cost::request().tokens(tokens).bytes(bytes), now)
     }
 
     /// Waits for admission, but no longer than `span`.
@@ -165,6 +172,7 @@ impl Inner {
     }
 
     /// Admits now or fails, after the fast path declined.
+    #[inline(never)]
     pub(crate) fn try_charge(&self, cost: Cost, reading: Option<Instant>) -> Result<Charge, Refused> {
         let mut events = Vec::new();
         let (mut state, now) = self.lock_timed(reading);
@@ -184,6 +192,7 @@ impl Inner {
     }
 
     /// Admits without waiters ahead: one lock, one decision.
+    #[inline(never)]
     pub(crate) fn enter(&self, cost: Cost, reading: Option<Instant>) -> Entry {
         let mut events = Vec::new();
         let (mut state, now) = self.lock_timed(reading);

@@ -279,6 +279,7 @@ fn plan_with_adaptive_rate_has_no_fast_path() {
 
 /// The next action of a caller.
 #[derive(Debug, Clone, Copy)]
+#[expect(clippy::large_enum_variant, reason = "a few steps of a test")]
 enum Step {
     Wait(u64),
     Enter,

@@ -20,7 +20,7 @@ impl Gates {
         &mut self,
         plan: &Plan,
         origin: Origin,
-        outcome: Outcome,
+        outcome: &Outcome,
         waiting: u32,
         events: &mut Vec<Event>,
     ) {
@@ -48,7 +48,7 @@ impl Gates {
         &mut self,
         plan: &Plan,
         generation: u32,
-        outcome: Outcome,
+        outcome: &Outcome,
         events: &mut Vec<Event>,
     ) -> CircuitChange {
         let (Some(circuit), Some(limits)) = (&mut self.circuit, &plan.draft.circuit) else {
@@ -130,7 +130,7 @@ impl Gates {
         &mut self,
         plan: &Plan,
         origin: Origin,
-        outcome: Outcome,
+        outcome: &Outcome,
         events: &mut Vec<Event>,
     ) -> bool {
         let in_flight = self.in_flight();
@@ -143,7 +143,7 @@ impl Gates {
             sent: origin.sent,
             before: origin.before,
             units: origin.units,
-            outcome: &outcome,
+            outcome,
             latency: origin.latency,
             in_flight: in_flight.max(1),
             now: self.latest,
@@ -159,7 +159,7 @@ impl Gates {
         &mut self,
         plan: &Plan,
         bytes: u64,
-        outcome: Outcome,
+        outcome: &Outcome,
         binds_all: bool,
         waiting: u32,
         events: &mut Vec<Event>,
@@ -179,7 +179,13 @@ impl Gates {
         }
     }
 
-    fn update_progress(&mut self, plan: &Plan, latency: Duration, outcome: Outcome, events: &mut Vec<Event>) {
+    fn update_progress(
+        &mut self,
+        plan: &Plan,
+        latency: Duration,
+        outcome: &Outcome,
+        events: &mut Vec<Event>,
+    ) {
         if plan.draft.total.is_some() && !outcome.retried {
             self.progress.get_or_insert_default().complete(latency);
             self.report_milestone(plan, events);

@@ -44,7 +44,7 @@ pub(super) struct Origin {
 }
 
 impl Origin {
-    fn of(charge: &Charge, outcome: Outcome, now: Instant) -> Self {
+    fn of(charge: &Charge, outcome: &Outcome, now: Instant) -> Self {
         // Outcomes after the first response are parts of a batch, which were not counted as sent.
         let is_part = charge.holds.has(Holds::ANSWERED) || !charge.is_counted_by_controller();
         Self {
@@ -60,7 +60,7 @@ impl Origin {
     }
 
     /// The origin of an outcome without a permit, which counts as current.
-    fn without_permit(outcome: Outcome, generation: u32, in_flight: u32, now: Instant) -> Self {
+    fn without_permit(outcome: &Outcome, generation: u32, in_flight: u32, now: Instant) -> Self {
         Self {
             generation,
             bytes: outcome.spent.map_or(0, |spent| spent.bytes),
@@ -88,10 +88,11 @@ impl Gates {
         now: Instant,
         events: &mut Vec<Event>,
     ) -> bool {
-        let Ending { charge, reported, outcome } = ending;
+        // An outcome with its quotas is large to copy.
+        let Ending { charge, reported, ref outcome } = ending;
         self.advance_to(plan, now);
         let was_drained = self.is_drained();
-        self.count_malformed(outcome);
+        self.count_malformed(outcome.malformed);
         if outcome.kind == Kind::Ignored {
             let in_flight = self.in_flight();
             if let (Feedback::Auto(auto), Some(limits)) = (&mut self.feedback, &plan.auto)
@@ -142,18 +143,20 @@ impl Gates {
         events: &mut Vec<Event>,
     ) {
         self.advance_to(plan, now);
-        self.count_malformed(outcome);
+        self.count_malformed(outcome.malformed);
         let has_charge = charge.is_some();
         if outcome.kind != Kind::Ignored {
             let origin = match charge {
                 Some(charge) => {
-                    let origin = Origin::of(charge, outcome, self.latest);
+                    let origin = Origin::of(charge, &outcome, self.latest);
                     charge.holds.add(Holds::ANSWERED);
                     origin
                 }
-                None => Origin::without_permit(outcome, self.generation.get(), self.in_flight(), self.latest),
+                None => {
+                    Origin::without_permit(&outcome, self.generation.get(), self.in_flight(), self.latest)
+                }
             };
-            self.learn(plan, origin, outcome, waiting, events);
+            self.learn(plan, origin, &outcome, waiting, events);
         }
         // A request without a permit has reserved nothing, so its reported tokens are recorded.
         if let (false, Some(spent)) = (has_charge, outcome.spent) {
@@ -214,8 +217,8 @@ impl Gates {
 
     /// Counts malformed headers for every outcome, including ignored ones.
     #[inline]
-    fn count_malformed(&mut self, outcome: Outcome) {
-        self.headers_malformed = self.headers_malformed.saturating_add(u32::from(outcome.malformed));
+    fn count_malformed(&mut self, values: u16) {
+        self.headers_malformed = self.headers_malformed.saturating_add(u32::from(values));
     }
 
     #[inline]
@@ -242,18 +245,18 @@ impl Gates {
         plan: &Plan,
         charge: &Charge,
         reported: Option<Cost>,
-        outcome: Outcome,
+        outcome: &Outcome,
         events: &mut Vec<Event>,
     ) -> bool {
         let estimate = charge.tokens_held();
         self.budget.unreserve(estimate);
         let mut has_units_back = false;
         if let (Some(named), Some(plan)) = (&mut self.named, &plan.named) {
-            let used = Used::of(&outcome, reported);
+            let used = Used::of(outcome, reported);
             has_units_back = named.settle(plan, charge, used, self.latest, events);
         }
         let Some(budget) = &plan.draft.budget else { return has_units_back };
-        let used = Used::of(&outcome, reported).units(Dimension::Tokens, estimate);
+        let used = Used::of(outcome, reported).units(Dimension::Tokens, estimate);
         self.budget.settle(budget, estimate, used, charge.entered, self.latest, events);
         if let Some(progress) = &mut self.progress {
             progress.add_tokens(used);

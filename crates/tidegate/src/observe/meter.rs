@@ -170,7 +170,7 @@ impl Meter {
     /// Publishes a reading; `lost` is the number of events lost so far.
     pub(crate) fn publish(&self, gauge_handle: &GaugeHandle, reading: Reading, lost: u64) {
         let (Some(handles), Some(gauges), Some(read)) = (&self.0, &gauge_handle.0, reading.0) else { return };
-        gauges.show(read.number, read.values, read.limits);
+        gauges.show(read.number, read.values, &read.limits);
         let admitted =
             read.admitted.saturating_sub(gauges.admitted.fetch_max(read.admitted, Ordering::Relaxed));
         for (counter, more) in [
@@ -233,25 +233,26 @@ impl ThrottleGauges {
     }
 
     /// Applies the changes as differences: their sum does not depend on the order.
-    fn show(&self, number: u64, values: GaugeValues, limits: LimitValues) {
+    fn show(&self, number: u64, values: GaugeValues, limits: &[(GateName, f64)]) {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if number <= last.0 {
             return;
         }
-        let (_, before, limits_before) = std::mem::replace(&mut *last, (number, values, limits.clone()));
+        let (_, before, limits_before) = std::mem::replace(&mut *last, (number, values, limits.to_vec()));
         drop(last);
         for ((gauge, before), now) in self.handles.gauges.iter().zip(before).zip(values) {
             change(gauge, now - before);
         }
-        let value =
-            |all: &LimitValues, name| all.iter().find(|(known, _)| *known == name).map(|(_, value)| *value);
-        for (name, now) in &limits {
+        let value = |all: &[(GateName, f64)], name| {
+            all.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
+        };
+        for (name, now) in limits {
             if let Some(gauge) = self.handles.limit(*name) {
                 change(&gauge, now - value(&limits_before, *name).unwrap_or(0.0));
             }
         }
         for (name, before) in limits_before {
-            if let (None, Some(gauge)) = (value(&limits, name), self.handles.limit(name)) {
+            if let (None, Some(gauge)) = (value(limits, name), self.handles.limit(name)) {
                 change(&gauge, -before);
             }
         }
@@ -261,7 +262,7 @@ impl ThrottleGauges {
 impl Drop for ThrottleGauges {
     fn drop(&mut self) {
         // There is no throttle left on which to count a panic.
-        let _ = catch_unwind(AssertUnwindSafe(|| self.show(u64::MAX, [0.0; GAUGES], Vec::new())));
+        let _ = catch_unwind(AssertUnwindSafe(|| self.show(u64::MAX, [0.0; GAUGES], &[])));
     }
 }
 

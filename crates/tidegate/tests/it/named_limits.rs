@@ -22,7 +22,7 @@ fn call(input: u64, output: u64) -> Cost {
 }
 
 fn by(name: &str) -> Gate {
-    Gate::Named(GateName::new(name).unwrap())
+    Gate::Named(GateName::new(name).expect("a valid name"))
 }
 
 fn available(throttle: &Throttle) -> Vec<i64> {

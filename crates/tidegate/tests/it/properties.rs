@@ -130,6 +130,24 @@ fn build(limits: &Limits, clock: &ManualClock) -> Throttle {
     builder.build().expect("within the bounds")
 }
 
+const fn outcome(kind: u8) -> Outcome {
+    match kind {
+        0 => Outcome::failure(),
+        1 => Outcome::overload().retry_after(Duration::from_millis(300)),
+        2 => Outcome::ignored(),
+        3 => Outcome::success().spent(Cost::request().tokens(7)),
+        _ => Outcome::success(),
+    }
+}
+
+fn set_named(limits: &mut Draft, is_set: bool) {
+    limits.rates.clear();
+    limits.budgets.clear();
+    if is_set {
+        *limits = limits.clone().rate_named("rpm", named_rate()).budget_named("itpm", named_budget());
+    }
+}
+
 /// A queued caller, with its number and its count of wake-ups at the last poll.
 struct QueuedCaller<'a> {
     number: u64,
@@ -220,13 +238,7 @@ impl<'a> World<'a> {
             }
             Step::Settle(index, kind) if !self.permits.is_empty() => {
                 let permit = self.permits.remove(index % self.permits.len());
-                permit.settle(match kind {
-                    0 => Outcome::failure(),
-                    1 => Outcome::overload().retry_after(Duration::from_millis(300)),
-                    2 => Outcome::ignored(),
-                    3 => Outcome::success().spent(Cost::request().tokens(7)),
-                    _ => Outcome::success(),
-                });
+                permit.settle(outcome(kind));
             }
             Step::Drop(index) if !self.permits.is_empty() => {
                 drop(self.permits.remove(index % self.permits.len()));
@@ -242,17 +254,7 @@ impl<'a> World<'a> {
                 throttle.retune(|limits| limits.budget = budget).expect("in bounds");
             }
             Step::Named(is_set) => {
-                let set = |limits: &mut Draft| {
-                    limits.rates.clear();
-                    limits.budgets.clear();
-                    if is_set {
-                        *limits = limits
-                            .clone()
-                            .rate_named("rpm", named_rate())
-                            .budget_named("itpm", named_budget());
-                    }
-                };
-                throttle.retune(set).expect("in bounds");
+                throttle.retune(|limits| set_named(limits, is_set)).expect("in bounds");
             }
             Step::Pace(millis) => {
                 let pace = millis.map(|millis| Pace::every(Duration::from_millis(millis)));

@@ -186,9 +186,10 @@ impl AutoState {
         now: Instant,
     ) -> (Gate, Instant) {
         let at = secs(now);
+        let costs = cost.estimated();
         let mut latest = (Gate::Rate, (self.outage.rest_until - at).max(0.0));
         if !self.outage.is_dark() && ahead == 0 {
-            for index in 0..self.dimensions.len() {
+            for (index, cost) in costs.into_iter().enumerate().take(self.dimensions.len()) {
                 let wait = self.lack(limits, index, cost, at);
                 if wait > latest.1 {
                     latest = (if index == 0 { Gate::Rate } else { Gate::Budget }, wait);
@@ -199,8 +200,8 @@ impl AutoState {
         (latest.0, now + nanos)
     }
 
-    /// Seconds until a dimension has enough units for a request.
-    fn lack(&self, limits: &AutoLimits, index: usize, cost: Cost, now: f64) -> f64 {
+    /// Seconds until a dimension has enough units for a request of this cost.
+    fn lack(&self, limits: &AutoLimits, index: usize, cost: u64, now: f64) -> f64 {
         if !self.is_counted(index) {
             return 0.0;
         }
@@ -208,7 +209,7 @@ impl AutoState {
         let pace = self.pace(limits, index, now);
         let level = self.dimensions[index].refilled(pace, unit, (now - self.at).max(0.0));
         // A request above the mean cost takes the missing units as debt, so that later requests wait.
-        let lack = units(cost.estimated()[index]).min(unit) - level;
+        let lack = units(cost).min(unit) - level;
         // Less than a nanosecond's worth is a rounding error.
         if lack * 1e9 > pace { lack / pace } else { 0.0 }
     }
@@ -219,7 +220,7 @@ impl AutoState {
         match by {
             Gate::Slots => self.cap.held_at = at,
             Gate::Rate | Gate::Budget if at >= self.outage.rest_until => {
-                for index in 0..self.dimensions.len() {
+                for (index, cost) in cost.estimated().into_iter().enumerate().take(self.dimensions.len()) {
                     if self.lack(limits, index, cost, at) > 0.0 {
                         self.dimensions[index].quota.held_at = at;
                     }
@@ -380,7 +381,7 @@ impl AutoState {
             let before = dimension.quota.sent_before(reply.before[index], reply.units[index]);
             let since = dimension.quota.sent.saturating_sub(before.saturating_add(reply.units[index]));
             let law = dimension.law.get_or_insert_default();
-            law.update(*level, secs(reply.sent_at), units(since), now);
+            law.update(level.level(), secs(reply.sent_at), units(since), now);
         }
     }
 
