@@ -70,7 +70,7 @@ async fn schema_is_created_once() {
     for is_new in [true, false] {
         let made = life(&schema, "&namespace=prod").init().await.unwrap();
         let parts: Vec<_> = made.parts.iter().map(|made| (made.part.kind, made.is_new)).collect();
-        assert_eq!((parts, made.schema), (vec![("schema", is_new), ("namespace", is_new)], 4));
+        assert_eq!((parts, made.schema), (vec![("schema", is_new), ("namespace", is_new)], 5));
     }
     assert_eq!(versions(&schema).await, (vec![1, 2, 3, 4, 5], 4));
 }
