@@ -16,6 +16,7 @@ use crate::parse;
 use crate::verbs::acquire::AcquireArgs;
 use crate::verbs::audit::AuditVerb;
 use crate::verbs::entity::EntityVerb;
+use crate::verbs::import::ImportVerb;
 use crate::verbs::inspect::{BalanceArgs, CapacityArgs, ExplainArgs};
 use crate::verbs::lab::LabVerb;
 use crate::verbs::limits::LimitsVerb;
@@ -157,6 +158,9 @@ pub(crate) enum Verb {
     /// Create, check, upgrade and list a store
     #[command(subcommand)]
     Store(StoreVerb),
+    /// Print what another limiter declares as a manifest
+    #[command(subcommand)]
+    Import(ImportVerb),
     /// Show the address and state of the store or the server
     Status,
     /// Show decisions, refusals and levels in the terminal, as they happen
@@ -187,7 +191,7 @@ impl Args {
         let shared = &mut args.shared;
         let verb = matches.subcommand_name().unwrap_or_default();
         match args.verb {
-            Verb::Serve(_) | Verb::Fetch(_) | Verb::Lab(_) | Verb::Completions { .. }
+            Verb::Serve(_) | Verb::Fetch(_) | Verb::Lab(_) | Verb::Import(_) | Verb::Completions { .. }
                 if is_typed("server") =>
             {
                 return conflict("the argument '--server <URL>' does not apply to this command");
@@ -202,7 +206,12 @@ impl Args {
                     "TIDEGATE_SERVER is set, but `{verb}` works on the store directly: use --store <URL>",
                 ));
             }
-            Verb::Serve(_) | Verb::Store(_) | Verb::Fetch(_) | Verb::Lab(_) | Verb::Completions { .. } => {
+            Verb::Serve(_)
+            | Verb::Store(_)
+            | Verb::Fetch(_)
+            | Verb::Lab(_)
+            | Verb::Import(_)
+            | Verb::Completions { .. } => {
                 shared.server = None;
             }
             _ => match (is_typed("store"), is_typed("server")) {
