@@ -17,6 +17,7 @@ use crate::verbs::acquire::AcquireArgs;
 use crate::verbs::audit::AuditVerb;
 use crate::verbs::bucket::BucketVerb;
 use crate::verbs::entity::EntityVerb;
+use crate::verbs::import::ImportVerb;
 use crate::verbs::inspect::{BalanceArgs, CapacityArgs, ExplainArgs};
 use crate::verbs::lab::LabVerb;
 use crate::verbs::limits::LimitsVerb;
@@ -166,6 +167,9 @@ pub(crate) enum Verb {
     /// Create, check, upgrade and list a store
     #[command(subcommand)]
     Store(StoreVerb),
+    /// Print what another limiter declares as a manifest
+    #[command(subcommand)]
+    Import(ImportVerb),
     /// Show the address and state of the store or the server
     Status,
     /// Show decisions, refusals and levels in the terminal, as they happen
@@ -192,7 +196,7 @@ fn ignored(verb: &str) -> &'static [&'static str] {
         "serve" | "proxy" => &IDS[..5],
         "store" => &IDS[..6],
         "fetch" => &IDS[..7],
-        "lab" | "mock" => &IDS[..8],
+        "lab" | "mock" | "import" => &IDS[..8],
         "completions" => &IDS,
         // They change nothing that is audited.
         "acquire" | "balance" | "capacity" | "explain" | "usage" | "audit" | "status" | "watch" => &IDS[5..6],
@@ -233,6 +237,7 @@ impl Args {
             | Verb::Store(_)
             | Verb::Fetch(_)
             | Verb::Lab(_)
+            | Verb::Import(_)
             | Verb::Completions { .. } => {
                 shared.server = None;
             }

@@ -46,6 +46,7 @@ mod tables;
 mod tokens;
 pub mod two_generations;
 pub mod wrap;
+mod zae_limiter;
 
 #[cfg(feature = "codec")]
 #[allow(dead_code, reason = "which records are stored as text depends on the features")]
@@ -87,7 +88,7 @@ pub use entities::Entities;
 pub use error::StoreError;
 pub use ledger::{AuditQuery, Ledger, Prune, UsageOf, UsageQuery};
 pub use memory::{Memory, MemoryOptions, MemoryStats};
-pub use open::open;
+pub use open::{open, read_zae_limiter};
 pub use page::{Cursor, Page, Paging};
 pub use policies::{ChangesSince, Listing, Policies, PolicyChange, PolicySnapshot};
 #[cfg(feature = "postgres")]
@@ -98,3 +99,4 @@ pub use retention::Retention;
 pub use sqlite::{Durability, Sqlite, SqliteOptions, SqliteStats};
 pub use store::{Capabilities, ClockSource, Store, SweepReport};
 pub use tokens::Tokens;
+pub use zae_limiter::ZaeLimiterContents;

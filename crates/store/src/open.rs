@@ -10,6 +10,7 @@ use crate::lifecycle::Lifecycle;
 use crate::memory::{Memory, MemoryOptions};
 use crate::retention::{OPTIONS, Retention};
 use crate::store::Store;
+use crate::zae_limiter::ZaeLimiterContents;
 
 /// The longest deadline of an engine, in milliseconds.
 #[cfg(any(feature = "sqlite", feature = "redis", feature = "postgres", feature = "dynamodb"))]
@@ -406,6 +407,35 @@ fn dynamodb_options(
 
 #[cfg(not(feature = "dynamodb"))]
 fn open_dynamodb(url: &str, _: &str, _: &str) -> Opening {
+    std::future::ready(Err(lacks(url, "dynamodb")))
+}
+
+/// Reads the entities and limits of a table of zae-limiter, at an address of DynamoDB whose `namespace` is its
+/// namespace. Nothing is written.
+///
+/// # Errors
+/// [`StoreError::Invalid`] for another address, and for a table without this namespace of zae-limiter 0.10 or later.
+///
+/// # Cancel safety
+/// Changes nothing.
+pub async fn read_zae_limiter(url: &str) -> Result<ZaeLimiterContents, StoreError> {
+    check_login(url)?;
+    let (place, options) = url.split_once('?').unwrap_or((url, ""));
+    match place.split_once(':') {
+        Some(("dynamodb", place)) => zae_limiter(url, place, options).await,
+        _ => Err(StoreError::Invalid { what: format!("`{}` is no address dynamodb://TABLE", excerpt(url)) }),
+    }
+}
+
+#[cfg(feature = "dynamodb")]
+async fn zae_limiter(url: &str, place: &str, options: &str) -> Result<ZaeLimiterContents, StoreError> {
+    let namespace = pairs(options, url)?.into_iter().find(|(key, _)| *key == "namespace");
+    let namespace = namespace.map_or("default", |(_, name)| name);
+    dynamodb_options(url, place, options)?.read_zae_limiter(namespace).await
+}
+
+#[cfg(not(feature = "dynamodb"))]
+fn zae_limiter(url: &str, _: &str, _: &str) -> std::future::Ready<Result<ZaeLimiterContents, StoreError>> {
     std::future::ready(Err(lacks(url, "dynamodb")))
 }
 

@@ -4,6 +4,7 @@ pub(crate) mod acquire;
 pub(crate) mod audit;
 pub(crate) mod bucket;
 pub(crate) mod entity;
+pub(crate) mod import;
 pub(crate) mod inspect;
 pub(crate) mod lab;
 pub(crate) mod limits;
@@ -61,6 +62,9 @@ pub(crate) async fn run(args: Args, format: Format) -> Result<Output, Failure> {
     }
     if let Verb::Fetch(fetching) = args.verb {
         return crate::fetch::run(*fetching, args.shared.timeout, format).await;
+    }
+    if let Verb::Import(verb) = args.verb {
+        return import::run(verb).await;
     }
     if let Verb::Store(verb) = args.verb {
         return store::run(verb, args.shared.store, args.shared.timeout).await;
@@ -125,6 +129,7 @@ async fn ask(backend: impl Backend, verb: Verb) -> Result<Output, Failure> {
         | Verb::Lab(_)
         | Verb::Proxy(_)
         | Verb::Mock(_)
+        | Verb::Import(_)
         | Verb::Completions { .. } => unreachable!("handled above"),
     }
 }

@@ -114,7 +114,7 @@ async fn disabled_entity_is_over_its_limit() {
 }
 
 #[tokio::test]
-async fn refund_returns_at_most_the_charge() {
+async fn refund_returns_at_most_its_charges() {
     let rls = Rls::new(config()).await;
     let subject = Subject::new("build", "shop").unwrap();
     rls.kit.limiter.spend(&subject, [("tokens", 40)]).await.unwrap();

@@ -65,7 +65,7 @@ impl DynamoDbOptions {
         self.clone().lifecycle()?.init().await.map(drop)
     }
 
-    async fn standalone_client(&self) -> Result<TableClient, StoreError> {
+    pub(super) async fn standalone_client(&self) -> Result<TableClient, StoreError> {
         self.connect(Arc::new(CorrectedClock::new(HostWall)), Arc::new(AtomicU64::new(0))).await
     }
 }

@@ -77,6 +77,7 @@ mod step;
 mod sweep;
 mod table;
 mod writes;
+mod zae_limiter;
 
 use std::fmt;
 use std::sync::Arc;

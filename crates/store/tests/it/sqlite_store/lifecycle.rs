@@ -59,7 +59,7 @@ async fn check_and_list_create_nothing() {
     assert_eq!(bytes(&place), []);
 }
 
-/// Programs that have it open go on; their later writes are not in the copy.
+/// Programs that have it open continue, and their later writes are not in the copy.
 #[tokio::test]
 async fn backup_is_a_store_of_one_moment() {
     let place = TempFile::new();
