@@ -186,8 +186,8 @@ mod object;
 #[cfg(feature = "openapi")]
 mod openapi;
 mod page;
-mod plan;
 mod policy;
+mod policy_changes;
 mod problem;
 mod response;
 mod seconds;
@@ -221,10 +221,10 @@ pub use limit::{
     LimitState,
 };
 pub use page::{AuditPage, EntityPage, PageQuery, PolicyPage, RemoveQuery, TokenPage, UsagePage};
-pub use plan::{Apply, Declaration, Declared, PLAN_MAX, PlanStep, PolicyChange, PolicyChanges};
 pub use policy::{
     OnExpiry, OnUnavailable, Policy, PolicyAt, PolicyQuery, PutPolicy, ScopeQuery, Version, Written,
 };
+pub use policy_changes::{Apply, Declaration, Declared, PLAN_MAX, PlanStep, PolicyChange, PolicyChanges};
 pub use problem::Problem;
 pub use response::InvalidResponse;
 pub use seconds::{InvalidSeconds, SECONDS_MAX, Seconds};

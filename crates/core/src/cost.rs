@@ -1,11 +1,12 @@
 //! The cost of a request and the receipt for what it took.
 //!
-//! A request always takes one slot, one unit of rate and one place in the pace; tokens and bytes are
-//! weighted. A [`Charge`] is the receipt: each gate gets back what it lent, at the price of entry, even if
-//! the phase has changed since.
+//! A request takes one slot and one place in the pace, as many units of each rate as it counts requests, and
+//! tokens and bytes by weight. A [`Charge`] is the receipt: each gate gets back what it lent, at the price of
+//! entry, even if the phase has changed since.
 
 use std::num::NonZero;
 
+use crate::feedback::headers::Dimension;
 use crate::time::Instant;
 
 /// What one request takes from the gates.
@@ -20,6 +21,9 @@ use crate::time::Instant;
 /// assert_eq!((cost.tokens, cost.bytes), (800, 4_096));
 /// assert_eq!(Cost::from(800), Cost::request().tokens(800));
 /// assert_eq!(Cost::from(()), Cost::request());
+///
+/// let batch = Cost::requests(3).input_tokens(2_000).output_tokens(500);
+/// assert_eq!((batch.request_count(), batch.total_tokens()), (3, 2_500));
 /// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -28,12 +32,31 @@ pub struct Cost {
     pub tokens: u64,
     /// Bytes in flight.
     pub bytes: u64,
+    /// Input tokens, for limits that count them apart.
+    pub input_tokens: u64,
+    /// Output tokens, for limits that count them apart.
+    pub output_tokens: u64,
+    /// Requests beyond the first.
+    more: u32,
 }
 
 impl Cost {
     /// One request, with neither tokens nor bytes.
     pub const fn request() -> Self {
-        Self { tokens: 0, bytes: 0 }
+        Self::requests(1)
+    }
+
+    /// One call that the upstream counts as this many requests: it takes one slot, and so many units of every rate.
+    /// Zero counts as one.
+    ///
+    /// ```
+    /// use tidegate_core::cost::Cost;
+    ///
+    /// assert_eq!(Cost::requests(5).request_count(), 5);
+    /// assert_eq!(Cost::requests(1), Cost::request());
+    /// ```
+    pub const fn requests(count: u32) -> Self {
+        Self { tokens: 0, bytes: 0, input_tokens: 0, output_tokens: 0, more: count.saturating_sub(1) }
     }
 
     /// Sets the estimated tokens.
@@ -50,9 +73,65 @@ impl Cost {
         self
     }
 
+    /// Sets the estimated input tokens. They count as tokens too: see [`total_tokens`](Self::total_tokens).
+    #[must_use]
+    pub const fn input_tokens(mut self, tokens: u64) -> Self {
+        self.input_tokens = tokens;
+        self
+    }
+
+    /// Sets the estimated output tokens. They count as tokens too: see [`total_tokens`](Self::total_tokens).
+    #[must_use]
+    pub const fn output_tokens(mut self, tokens: u64) -> Self {
+        self.output_tokens = tokens;
+        self
+    }
+
+    /// How many requests it counts as: at least one.
+    pub const fn request_count(&self) -> u64 {
+        1 + self.more as u64
+    }
+
+    /// Tokens of all kinds: [`tokens`](Self::tokens), or input and output tokens together if they are more.
+    pub const fn total_tokens(&self) -> u64 {
+        let parts = self.input_tokens.saturating_add(self.output_tokens);
+        if parts > self.tokens { parts } else { self.tokens }
+    }
+
+    /// Units in a dimension; none in [`Dimension::Other`].
+    pub const fn units(&self, dimension: Dimension) -> u64 {
+        match dimension {
+            Dimension::Requests => self.request_count(),
+            Dimension::Tokens => self.total_tokens(),
+            Dimension::InputTokens => self.input_tokens,
+            Dimension::OutputTokens => self.output_tokens,
+            Dimension::Other => 0,
+        }
+    }
+
+    /// Adds the tokens of another report, in total and of each kind; everything else is that of `self`.
+    #[must_use]
+    pub const fn plus_tokens(mut self, more: Self) -> Self {
+        self.tokens = self.total_tokens().saturating_add(more.total_tokens());
+        self.input_tokens = self.input_tokens.saturating_add(more.input_tokens);
+        self.output_tokens = self.output_tokens.saturating_add(more.output_tokens);
+        self
+    }
+
+    /// Whether it says only how many tokens were used, and not of which kind.
+    pub(crate) const fn has_only_a_total(&self) -> bool {
+        self.tokens > 0 && self.input_tokens == 0 && self.output_tokens == 0
+    }
+
+    /// Whether it is one request with at most tokens and bytes: the fast path in `gates.rs`.
+    #[inline]
+    pub(crate) const fn is_plain(&self) -> bool {
+        self.more == 0 && self.input_tokens == 0 && self.output_tokens == 0 && self.tokens < u64::MAX
+    }
+
     /// Units per dimension that a controller estimates.
-    pub(crate) const fn units(self) -> [u64; DIMENSIONS] {
-        [1, self.tokens]
+    pub(crate) const fn estimated(&self) -> [u64; DIMENSIONS] {
+        [self.request_count(), self.total_tokens()]
     }
 }
 
@@ -88,6 +167,17 @@ pub(crate) struct Dispatch {
     pub(crate) cohort: u16,
 }
 
+/// The cost of a charge in 16 bytes: few requests count as several, or name kinds of tokens.
+#[derive(Debug, PartialEq, Eq)]
+enum ChargedCost {
+    Plain {
+        /// Tokens, plus one: zero is the niche that marks the other variant.
+        tokens: NonZero<u64>,
+        bytes: u64,
+    },
+    Full(Box<Cost>),
+}
+
 /// The receipt for one admitted request: what it took and when.
 ///
 /// Deliberately neither `Clone` nor `Copy`: a charge is settled once. Small, because the fast path moves it
@@ -95,7 +185,7 @@ pub(crate) struct Dispatch {
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a charge that is not settled leaks its capacity"]
 pub struct Charge {
-    pub(crate) cost: Cost,
+    cost: ChargedCost,
     /// Time of admission: its tokens and its place in the pace belong to this time.
     pub(crate) entered: Instant,
     pub(crate) sent: Dispatch,
@@ -107,9 +197,32 @@ pub struct Charge {
 }
 
 impl Charge {
+    /// A charge that holds nothing yet.
+    #[inline]
+    pub(crate) fn new(cost: Cost, entered: Instant, generation: NonZero<u32>) -> Self {
+        let cost = if cost.is_plain() {
+            ChargedCost::Plain { tokens: NonZero::<u64>::MIN.saturating_add(cost.tokens), bytes: cost.bytes }
+        } else {
+            ChargedCost::Full(Box::new(cost))
+        };
+        let (sent, holds) = (Dispatch::default(), Holds::default());
+        Self { cost, entered, sent, generation, byte_price: 0, holds }
+    }
+
     /// The requested cost.
-    pub const fn cost(&self) -> Cost {
-        self.cost
+    pub fn cost(&self) -> Cost {
+        match &self.cost {
+            ChargedCost::Plain { tokens, bytes } => Cost::request().tokens(tokens.get() - 1).bytes(*bytes),
+            ChargedCost::Full(cost) => **cost,
+        }
+    }
+
+    /// The requested bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        match &self.cost {
+            ChargedCost::Plain { bytes, .. } => *bytes,
+            ChargedCost::Full(cost) => cost.bytes,
+        }
     }
 
     /// Time of admission. Meaningful only if a timed gate made the throttle read its clock.
@@ -130,13 +243,13 @@ impl Charge {
     }
 
     /// Bytes held, at the price of the phase in which the request entered.
-    pub const fn bytes_held(&self) -> u64 {
-        priced(self.cost.bytes, self.byte_price)
+    pub fn bytes_held(&self) -> u64 {
+        priced(self.bytes(), self.byte_price)
     }
 
-    /// Tokens reserved in the budget: none where there was no budget on entry.
-    pub const fn tokens_held(&self) -> u64 {
-        if self.holds.has(Holds::TOKENS) { self.cost.tokens } else { 0 }
+    /// Tokens reserved in the unnamed budget: none where there was none on entry.
+    pub fn tokens_held(&self) -> u64 {
+        if self.holds.has(Holds::TOKENS) { self.cost().total_tokens() } else { 0 }
     }
 
     /// Whether anything must be given back: a request that passed only pace and rate holds nothing.
@@ -180,7 +293,7 @@ impl Charge {
 
 /// The set of places a request took, as bit flags.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Holds(u8);
+pub(crate) struct Holds(u16);
 
 impl Holds {
     /// Counted as in flight.
@@ -189,7 +302,7 @@ impl Holds {
     pub(crate) const PROBE: Self = Self(1 << 2);
     /// Tokens reserved in the budget.
     pub(crate) const TOKENS: Self = Self(1 << 3);
-    /// A unit of the rate.
+    /// Units of the rate.
     pub(crate) const RATE: Self = Self(1 << 4);
     /// A place in the pace.
     pub(crate) const PACE: Self = Self(1 << 5);
@@ -198,10 +311,15 @@ impl Holds {
     pub(crate) const BYPASSED: Self = Self(1 << 6);
     /// The controller learned from the response before the request ended.
     pub(crate) const ANSWERED: Self = Self(1 << 7);
+    /// Units of the named rates.
+    pub(crate) const NAMED_RATES: Self = Self(1 << 8);
+    /// Units reserved in the named budgets.
+    pub(crate) const NAMED_BUDGETS: Self = Self(1 << 9);
 
     /// What goes back when the request ends. Bytes need no flag: a request that holds bytes also holds a
     /// slot.
-    const RETURNED: Self = Self(Self::SLOT.0 | Self::RECOVERY_SLOT.0 | Self::PROBE.0 | Self::TOKENS.0);
+    const RETURNED: Self =
+        Self(Self::SLOT.0 | Self::RECOVERY_SLOT.0 | Self::PROBE.0 | Self::TOKENS.0 | Self::NAMED_BUDGETS.0);
 
     #[inline]
     pub(crate) const fn add(&mut self, more: Self) {

@@ -8,6 +8,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use crate::bucket::Shape;
+use crate::feedback::headers::Dimension;
 use crate::plan::check::{COUNT_MAX, Problems};
 use crate::retry::Retry;
 
@@ -16,6 +17,7 @@ mod auto;
 mod check;
 mod fields;
 mod moved;
+mod named;
 mod presets;
 
 pub use aimd::Aimd;
@@ -24,6 +26,8 @@ pub use auto::Auto;
 pub(crate) use auto::AutoLimits;
 pub use check::{InvalidPlan, Problem};
 pub use fields::FieldValue;
+pub(crate) use named::NamedPlan;
+pub use named::{InvalidNamed, NAMED_MAX, Named};
 
 /// Slots: how many requests may be in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,7 +96,7 @@ impl Pace {
     }
 }
 
-/// Entries per period, with a burst (token bucket).
+/// Requests per period, with a burst (token bucket).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rate {
     pub(crate) amount: u64,
@@ -162,6 +166,8 @@ pub struct Budget {
     pub(crate) tokens: u64,
     pub(crate) window: Duration,
     pub(crate) oversize: Oversize,
+    /// The kind of token; never requests.
+    pub(crate) counts: Dimension,
 }
 
 /// What happens to a request for more tokens than the budget's capacity.
@@ -178,7 +184,17 @@ pub enum Oversize {
 impl Budget {
     /// At most `tokens` within any `window`.
     pub const fn tokens(tokens: u64, window: Duration) -> Self {
-        Self { tokens, window, oversize: Oversize::Refuse }
+        Self { tokens, window, oversize: Oversize::Refuse, counts: Dimension::Tokens }
+    }
+
+    /// At most `tokens` input tokens within any `window`. Needs a name: [`Draft::budget_named`].
+    pub const fn input_tokens(tokens: u64, window: Duration) -> Self {
+        Self { counts: Dimension::InputTokens, ..Self::tokens(tokens, window) }
+    }
+
+    /// At most `tokens` output tokens within any `window`. Needs a name: [`Draft::budget_named`].
+    pub const fn output_tokens(tokens: u64, window: Duration) -> Self {
+        Self { counts: Dimension::OutputTokens, ..Self::tokens(tokens, window) }
     }
 
     /// Sets what happens to requests that are larger than the budget.
@@ -396,10 +412,14 @@ pub struct Draft {
     pub bytes: Option<Bytes>,
     /// The minimum interval between entries.
     pub pace: Option<Pace>,
-    /// Entries per period.
+    /// Requests per period; the one that a controller may move.
     pub rate: Option<Rate>,
+    /// Further rates, each with a name.
+    pub rates: Vec<Named<Rate>>,
     /// Tokens per window.
     pub budget: Option<Budget>,
+    /// Further budgets, each with a name.
+    pub budgets: Vec<Named<Budget>>,
     /// The circuit breaker.
     pub circuit: Option<Circuit>,
     /// Pauses.
@@ -425,7 +445,9 @@ impl Default for Draft {
             bytes: None,
             pace: None,
             rate: None,
+            rates: Vec::new(),
             budget: None,
+            budgets: Vec::new(),
             circuit: None,
             pause: Pause::default(),
             controller: Controller::Fixed,
@@ -456,18 +478,30 @@ impl Draft {
             (Controller::Aimd(aimd), rate) => problems.aimd(aimd, rate).unzip(),
             (_, rate) => (None, rate.and_then(|rate| problems.shape(rate))),
         };
+        let named = problems.named(&self);
         // Only for bounds that hold: their own problems come first.
         if problems.is_empty() {
             problems.check_moved(&self);
         }
         problems.into_result()?;
-        let timed =
-            self.pace.is_some() || self.rate.is_some() || self.budget.is_some() || self.circuit.is_some();
+        let has_rate = self.rate.is_some() || !self.rates.is_empty();
+        let has_budget = self.budget.is_some() || !self.budgets.is_empty();
+        let timed = self.pace.is_some() || has_rate || has_budget || self.circuit.is_some();
         let learns = self.circuit.is_some() || self.controller != Controller::Fixed || self.total.is_some();
-        let settles_timed = learns || self.budget.is_some() || self.pause.sizes.is_some();
+        let settles_timed = learns || has_budget || self.pause.sizes.is_some();
         let counts = self.slots.is_some() || self.bytes.is_some() || settles_timed;
-        let plain = !settles_timed && self.pace.is_none() && self.bytes.is_none();
-        Ok(Plan { draft: self, rate, aimd, auto, timed: timed || learns, settles_timed, counts, plain })
+        let plain = !settles_timed && self.pace.is_none() && self.bytes.is_none() && named.is_none();
+        Ok(Plan {
+            draft: self,
+            rate,
+            named,
+            aimd,
+            auto,
+            timed: timed || learns,
+            settles_timed,
+            counts,
+            plain,
+        })
     }
 }
 
@@ -478,6 +512,8 @@ pub struct Plan {
     pub(crate) draft: Draft,
     /// The bucket of the rate; the initial one if a controller moves it.
     pub(crate) rate: Option<Shape>,
+    /// The named rates and budgets.
+    pub(crate) named: Option<Box<NamedPlan>>,
     /// The limits of [`Controller::Aimd`].
     pub(crate) aimd: Option<AimdLimits>,
     /// The limits of [`Controller::Auto`].
@@ -529,6 +565,8 @@ mod tests {
             (Draft { rate: Some(Rate::per_second(3)), ..slots.clone() }, true, false),
             (Draft { pace: Some(Pace::every(Duration::from_secs(1))), ..slots.clone() }, true, false),
             (Draft { budget: Some(Budget::tokens(9, Duration::from_secs(1))), ..slots.clone() }, true, true),
+            (slots.clone().rate_named("rpd", Rate::per_day(3)), true, false),
+            (slots.clone().budget_named("itpm", Budget::input_tokens(9, Duration::from_secs(1))), true, true),
             (Draft { circuit: Some(Circuit::default()), ..slots.clone() }, true, true),
             (Draft { total: Some(0), ..slots }, true, true),
         ];

@@ -28,6 +28,16 @@ pub enum Refused {
         /// The budget's tokens per window.
         capacity: u64,
     },
+    /// The cost exceeds what a rate or a named budget ever holds, so waiting cannot help.
+    #[error("{requested} units requested, but {by} holds {capacity} at most")]
+    AboveCapacity {
+        /// The limiting gate.
+        by: Gate,
+        /// Units requested: requests or tokens.
+        requested: u64,
+        /// The rate's burst, or the budget's tokens per window.
+        capacity: u64,
+    },
     /// The queue is full.
     #[error("the queue is full: {waiters_max} callers are waiting")]
     Busy {
@@ -50,7 +60,7 @@ impl Refused {
     /// [`is_final`](Self::is_final) distinguishes these two cases.
     pub const fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Closed | Self::TooLarge { .. } | Self::Busy { .. } => None,
+            Self::Closed | Self::TooLarge { .. } | Self::AboveCapacity { .. } | Self::Busy { .. } => None,
             Self::CircuitOpen { retry_after } => Some(*retry_after),
             Self::Limited { retry_after, .. } => *retry_after,
         }
@@ -72,7 +82,7 @@ impl Refused {
 
     /// Whether retrying with the same cost can never succeed.
     pub const fn is_final(&self) -> bool {
-        matches!(self, Self::Closed | Self::TooLarge { .. })
+        matches!(self, Self::Closed | Self::TooLarge { .. } | Self::AboveCapacity { .. })
     }
 }
 
@@ -83,6 +93,7 @@ fn retry_clause(retry_after: Option<Duration>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verdict::GateName;
 
     #[test]
     fn refusals_report_retry_after_and_finality() {
@@ -91,6 +102,7 @@ mod tests {
         let table = [
             (Refused::Closed, None, true),
             (Refused::TooLarge { tokens: 9, capacity: 5 }, None, true),
+            (Refused::AboveCapacity { by: Gate::Rate, requested: 9, capacity: 5 }, None, true),
             (Refused::Busy { waiters_max: 2 }, None, false),
             (Refused::CircuitOpen { retry_after: second }, Some(second), false),
             (limited(Some(second)), Some(second), false),
@@ -110,6 +122,10 @@ mod tests {
                 Refused::TooLarge { tokens: 200, capacity: 100 },
                 "200 tokens requested, but the budget holds 100 per window",
             ),
+            (
+                Refused::AboveCapacity { by: Gate::Rate, requested: 12, capacity: 10 },
+                "12 units requested, but the rate holds 10 at most",
+            ),
             (Refused::Busy { waiters_max: 7 }, "the queue is full: 7 callers are waiting"),
             (
                 Refused::CircuitOpen { retry_after: Duration::from_secs(3) },
@@ -128,6 +144,7 @@ mod tests {
             (Gate::Pace, "the pace"),
             (Gate::Rate, "the rate"),
             (Gate::Budget, "the token budget"),
+            (Gate::Named(GateName::new("rpd").unwrap()), "the limit \"rpd\""),
         ];
         for (by, name) in gates {
             let refused = Refused::Limited { by, retry_after: None };

@@ -1,4 +1,4 @@
-//! Retry policy: how many attempts, how far apart, and the retry budget.
+//! Retry policy and its state machine: how many attempts, how far apart, and the retry budget.
 
 use std::time::Duration;
 

@@ -4,9 +4,11 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::control::Control;
+use crate::feedback::headers::Dimension;
 use crate::per_second::PerSecond;
 use crate::statistics::Outcomes;
 use crate::time::Instant;
+use crate::verdict::GateName;
 
 /// All observable state of a throttle, read under one lock.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,6 +42,8 @@ pub struct Snapshot {
     pub tokens_used: u64,
     /// Tokens left in the window, never negative; `None` without a budget.
     pub tokens_remaining: Option<u64>,
+    /// The named limits: rates first, then budgets.
+    pub limits: Vec<LimitView>,
     /// Failures in the controller's window.
     pub failures: u64,
     /// The circuit; `None` without one.
@@ -81,6 +85,20 @@ pub struct Snapshot {
     pub listener_panics: u64,
     /// Events lost because a listener was too slow.
     pub events_lost: u64,
+}
+
+/// A named rate or budget at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LimitView {
+    /// Its name.
+    pub name: GateName,
+    /// What it counts: requests for a rate, a kind of token for a budget.
+    pub counts: Dimension,
+    /// The rate's burst, or the budget's tokens per window.
+    pub capacity: u64,
+    /// Units that may be taken now; negative if more was used than is allowed.
+    pub available: i64,
 }
 
 /// The part of a [`Snapshot`] that is cheap enough to read after every call, as of the latest clock reading.

@@ -47,11 +47,54 @@ pub enum Gate {
     Rate,
     /// The token budget of the window is used up.
     Budget,
+    /// The named rate or budget is used up.
+    Named(GateName),
+}
+
+/// The name of a rate or a budget: at most [`GateName::MAX`] bytes, kept inline, so that refusals stay `Copy`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct GateName {
+    length: u8,
+    /// Zeros behind the name.
+    bytes: [u8; Self::MAX],
+}
+
+impl GateName {
+    /// The longest name in bytes.
+    pub const MAX: usize = 23;
+
+    /// A name of letters, digits, `_`, `-` and `.`; `None` if `name` has other characters, is empty or too long.
+    pub fn new(name: &str) -> Option<Self> {
+        let fits = |letter: u8| letter.is_ascii_alphanumeric() || b"_-.".contains(&letter);
+        let length = u8::try_from(name.len()).ok().filter(|length| *length > 0)?;
+        let mut bytes = [0; Self::MAX];
+        bytes.get_mut(..name.len())?.copy_from_slice(name.as_bytes());
+        name.bytes().all(fits).then_some(Self { length, bytes })
+    }
+
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        let name = self.bytes.get(..usize::from(self.length)).unwrap_or_default();
+        std::str::from_utf8(name).unwrap_or_default()
+    }
+}
+
+impl fmt::Display for GateName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl fmt::Debug for GateName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.as_str(), f)
+    }
 }
 
 impl fmt::Display for Gate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::Named(name) => return write!(f, "the limit \"{name}\""),
             Self::Queue => "the queue",
             Self::Pause => "the pause",
             Self::Slots => "the slots",

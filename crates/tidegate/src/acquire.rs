@@ -24,8 +24,8 @@ impl Throttle {
     /// acquires that never have to wait does not starve other tasks, timeouts and cancellation.
     ///
     /// # Errors
-    /// [`Refused::Closed`], [`Refused::CircuitOpen`] or [`Refused::TooLarge`] when waiting would not help,
-    /// and [`Refused::Busy`] when the queue is full. Nothing was taken.
+    /// [`Refused::Closed`], [`Refused::CircuitOpen`], [`Refused::TooLarge`] or [`Refused::AboveCapacity`] when
+    /// waiting would not help, and [`Refused::Busy`] when the queue is full. Nothing was taken.
     ///
     /// # Panics
     /// If it has to wait for time and its clock cannot sleep where it is polled: the default clock and the

@@ -92,15 +92,46 @@ impl Builder {
         self
     }
 
-    /// Admissions per period.
+    /// Requests per period.
     pub fn rate(mut self, rate: Rate) -> Self {
         self.draft.rate = Some(rate);
+        self
+    }
+
+    /// A further rate with a name, or another for the name. All rates must admit a request.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::{Budget, Cost, Rate, Throttle};
+    ///
+    /// let minute = Duration::from_secs(60);
+    /// let throttle = Throttle::builder()
+    ///     .rate_named("rpm", Rate::per_minute(500))
+    ///     .rate_named("rpd", Rate::per_day(10_000))
+    ///     .budget_named("itpm", Budget::input_tokens(40_000, minute))
+    ///     .budget_named("otpm", Budget::output_tokens(8_000, minute))
+    ///     .build()?;
+    /// let permit = throttle.try_acquire(Cost::request().input_tokens(800).output_tokens(300))?;
+    /// let left: Vec<_> = throttle.snapshot().limits.iter().map(|limit| limit.available).collect();
+    /// assert_eq!(left, [499, 9_999, 39_200, 7_700]);
+    /// # drop(permit);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn rate_named(mut self, name: impl Into<String>, rate: Rate) -> Self {
+        self.draft = self.draft.rate_named(name, rate);
         self
     }
 
     /// Tokens per window.
     pub fn budget(mut self, budget: Budget) -> Self {
         self.draft.budget = Some(budget);
+        self
+    }
+
+    /// A further budget with a name, or another for the name: of all tokens, of input or of output tokens. Rates and
+    /// budgets share their names, and there are at most [`NAMED_MAX`](crate::NAMED_MAX) of them.
+    pub fn budget_named(mut self, name: impl Into<String>, budget: Budget) -> Self {
+        self.draft = self.draft.budget_named(name, budget);
         self
     }
 

@@ -68,7 +68,7 @@ struct Entry {
 
 impl Entry {
     fn new(value: FieldValue, origin: Origin) -> Self {
-        Self { value, shown: codec::to_text(&value), origin }
+        Self { shown: codec::to_text(&value), value, origin }
     }
 }
 
@@ -312,7 +312,8 @@ impl Config {
 
 impl PartialEq for Config {
     fn eq(&self, other: &Self) -> bool {
-        let values = |config: &Self| config.entries.iter().map(|(key, entry)| (*key, entry.value)).collect();
+        let values =
+            |config: &Self| config.entries.iter().map(|(key, entry)| (*key, entry.value.clone())).collect();
         let (this, that): (Vec<_>, Vec<_>) = (values(self), values(other));
         this == that
     }

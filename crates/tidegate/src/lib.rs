@@ -167,16 +167,16 @@ pub use tidegate_core::limit::usage::{Tally, Usage, Window};
 pub use tidegate_core::outcome::{Kind, Outcome, QuotaLevel};
 pub use tidegate_core::per_second::PerSecond;
 pub use tidegate_core::plan::{
-    Aimd, Auto, Brake, Budget, Bytes, Circuit, Controller, Draft, InvalidPlan, Oversize, Pace, Pause,
-    Problem, Rate, SizeRule, Slots,
+    Aimd, Auto, Brake, Budget, Bytes, Circuit, Controller, Draft, InvalidNamed, InvalidPlan, NAMED_MAX,
+    Named, Oversize, Pace, Pause, Problem, Rate, SizeRule, Slots,
 };
 pub use tidegate_core::random::Random;
 pub use tidegate_core::refused::Refused;
 pub use tidegate_core::retry::{Retry, RetryBudget, WhenRefused};
-pub use tidegate_core::snapshot::{CircuitState, CircuitView, Phase, Snapshot, State};
+pub use tidegate_core::snapshot::{CircuitState, CircuitView, LimitView, Phase, Snapshot, State};
 pub use tidegate_core::statistics::Outcomes;
 pub use tidegate_core::time::{Instant, Stamp};
-pub use tidegate_core::verdict::Gate;
+pub use tidegate_core::verdict::{Gate, GateName};
 #[cfg(feature = "shared")]
 pub use tidegate_store as store;
 #[cfg(feature = "sqlite")]

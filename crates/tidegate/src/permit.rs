@@ -23,7 +23,8 @@ pub struct Permit<'a> {
     pub(crate) inner: Cow<'a, Arc<Inner>>,
     /// Taken by settling; a charge left on drop is settled as ignored.
     pub(crate) charge: Option<Charge>,
-    reported: Option<u64>,
+    /// Boxed: most permits report nothing.
+    reported: Option<Box<Cost>>,
 }
 
 impl<'a> Permit<'a> {
@@ -52,7 +53,7 @@ impl<'a> Permit<'a> {
     /// ```
     pub fn into_owned(mut self) -> Permit<'static> {
         let inner = Cow::Owned(Arc::clone(&self.inner));
-        Permit { inner, charge: self.charge.take(), reported: self.reported }
+        Permit { inner, charge: self.charge.take(), reported: self.reported.take() }
     }
 
     /// Ends the request.
@@ -67,26 +68,31 @@ impl<'a> Permit<'a> {
     /// The throttle learns from it as from a separate request; its tokens add to the tokens reported.
     pub fn record(&mut self, outcome: Outcome) {
         if let Some(spent) = outcome.spent_cost() {
-            self.spend(spent.tokens);
+            self.spend(spent);
         }
         if let Some(charge) = &mut self.charge {
             self.inner.record(Some(charge), outcome);
         }
     }
 
-    /// Reports tokens as they are used. They stay used regardless of how the request ends.
-    pub fn spend(&mut self, tokens: u64) {
-        self.reported = Some(self.reported.unwrap_or(0).saturating_add(tokens));
+    /// Reports tokens as they are used: a number, or the tokens of a cost. They stay used regardless of how the
+    /// request ends. A number does not say of which kind they are: budgets of one kind then keep its estimate.
+    pub fn spend(&mut self, tokens: impl Into<Cost>) {
+        let tokens = tokens.into();
+        match &mut self.reported {
+            Some(reported) => **reported = reported.plus_tokens(tokens),
+            None => self.reported = Some(Box::new(tokens)),
+        }
     }
 
-    /// Tokens reported so far.
+    /// Tokens reported so far, of all kinds.
     pub fn reported(&self) -> u64 {
-        self.reported.unwrap_or(0)
+        self.reported.as_ref().map_or(0, |reported| reported.total_tokens())
     }
 
     /// The cost requested.
     pub fn cost(&self) -> Cost {
-        self.charge.as_ref().map_or(Cost::request(), Charge::cost)
+        self.charge.as_ref().map_or_else(Cost::request, Charge::cost)
     }
 
     /// Whether this request probes a half-open circuit.
@@ -97,13 +103,13 @@ impl<'a> Permit<'a> {
     #[inline]
     fn end(&mut self, outcome: Outcome) {
         if let Some(charge) = self.charge.take() {
-            self.inner.settle(charge, self.reported, outcome);
+            self.inner.settle(charge, self.reported.as_deref().copied(), outcome);
         }
     }
 }
 
 impl Spend for Permit<'_> {
-    fn spend(&mut self, tokens: u64) {
+    fn spend(&mut self, tokens: Cost) {
         self.spend(tokens);
     }
 }

@@ -1,6 +1,6 @@
 //! Settling a request, and recording outcomes without one: refund, learn, then serve waiters.
 
-use tidegate_core::cost::Charge;
+use tidegate_core::cost::{Charge, Cost};
 use tidegate_core::event::Event;
 use tidegate_core::gate::Ending;
 use tidegate_core::outcome::Outcome;
@@ -36,17 +36,18 @@ impl Throttle {
         self.record(Outcome::failure());
     }
 
-    /// Books tokens that were used without a permit.
-    pub fn record_tokens(&self, tokens: u64) {
+    /// Books tokens that were used without a permit: a number, or the tokens of a cost.
+    pub fn record_tokens(&self, tokens: impl Into<Cost>) {
+        let spent = tokens.into();
         self.change(|state, now, effects| {
-            state.gates.record_tokens(&state.plan, tokens, now, &mut effects.events);
+            state.gates.record_tokens(&state.plan, spent, now, &mut effects.events);
         });
     }
 }
 
 impl Inner {
     #[inline]
-    pub(crate) fn settle(&self, charge: Charge, reported: Option<u64>, outcome: Outcome) {
+    pub(crate) fn settle(&self, charge: Charge, reported: Option<Cost>, outcome: Outcome) {
         if self.needs_reading(outcome) {
             self.settle_locked(Ending { charge, reported, outcome }, Time::Needed);
         } else if outcome.malformed() > 0 || !self.leave_plain(&charge) {

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn options_override_the_file_and_the_file_the_defaults() {
+    fn options_override_file_which_overrides_defaults() {
         let slots = |file: &str, per_host| {
             let options = LimitOptions { per_host, ..LimitOptions::default() };
             let (gates, retry) = Gates::new(Config::from_toml(file).unwrap(), &options).unwrap();

@@ -1,4 +1,4 @@
-//! Ends dropped leases in the background.
+//! Cancels dropped leases at the server, in the background.
 //!
 //! Dropping a lease must not block, so a task of the lease's runtime sends its ending. The number of these
 //! tasks is bounded. Without a free slot, a runtime or a response the ending is counted as lost, and the

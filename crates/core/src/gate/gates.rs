@@ -9,11 +9,12 @@ use std::num::NonZero;
 use super::budget::BudgetGate;
 use super::circuit::CircuitGate;
 use super::lifecycle::Lifecycle;
+use super::named::NamedGates;
 use super::pace::PaceGate;
 use super::pause::PauseGate;
 use super::pool::{Overdraw, Pool};
 use super::rate::RateGate;
-use crate::cost::{Charge, Cost, Dispatch, Holds};
+use crate::cost::{Charge, Cost, Holds};
 use crate::event::Event;
 use crate::feedback::Feedback;
 use crate::feedback::auto::ASK_AGAIN;
@@ -71,6 +72,7 @@ pub struct Gates {
     pub(super) bytes: Pool,
     pub(super) pace: Option<Box<PaceGate>>,
     pub(super) budget: BudgetGate,
+    pub(super) named: Option<Box<NamedGates>>,
     pub(super) feedback: Feedback,
     /// Allocated with the first completion.
     pub(super) progress: Option<Box<Progress>>,
@@ -97,6 +99,7 @@ impl Gates {
             pace: plan.draft.pace.map(|pace| Box::new(PaceGate::new(pace.interval_min))),
             rate: RateGate::full(),
             budget: BudgetGate::default(),
+            named: plan.named.as_ref().map(|named| Box::new(NamedGates::new(named, 1))),
             feedback: Feedback::new(plan),
             progress: None,
             statistics: None,
@@ -225,6 +228,7 @@ impl Gates {
     pub fn admit_plain(&mut self, plan: &Plan, cost: Cost, now: Instant) -> Option<Charge> {
         let now = now.max(self.latest);
         if !plan.is_plain()
+            || !cost.is_plain()
             || self.has_pause
             || self.lifecycle.is_closing()
             || self.is_bypassed
@@ -245,8 +249,9 @@ impl Gates {
         }
         self.latest = now;
         self.admitted += 1;
-        let sent = Dispatch::default();
-        Some(Charge { cost, entered: now, sent, generation: self.generation, byte_price: 0, holds })
+        let mut charge = Charge::new(cost, now, self.generation);
+        charge.holds = holds;
+        Some(charge)
     }
 
     /// The latest of the timed gates' lower bounds, if it is after `now`, with its gate.
@@ -254,17 +259,29 @@ impl Gates {
     /// A request behind `ahead` others cannot enter earlier than this, whatever is returned. Tokens requested
     /// by those ahead do not count: they are estimates, and may be returned as soon as they are reserved.
     pub fn bound_at(&self, plan: &Plan, cost: Cost, ahead: u32, now: Instant) -> Option<(Gate, Instant)> {
-        let firm = self.paced_at(plan, cost, ahead, now);
-        let Some(budget) = &plan.draft.budget else { return firm };
-        later(firm, Gate::Budget, self.budget.bound_at(budget, cost.tokens, now), now)
+        let mut latest = self.paced_at(plan, cost, ahead, now);
+        if let Some(budget) = &plan.draft.budget {
+            let at = self.budget.bound_at(budget, cost.total_tokens(), now);
+            latest = later(latest, Gate::Budget, at, now);
+        }
+        match (&self.named, &plan.named) {
+            (Some(named), Some(plan)) => named.bound_at(plan, cost, now, latest),
+            _ => latest,
+        }
     }
 
     /// When the timed gates admit a request at the head of the queue, if nothing is returned before.
     #[inline]
     fn ready_at(&self, plan: &Plan, cost: Cost, now: Instant) -> Option<(Gate, Instant)> {
-        let firm = self.paced_at(plan, cost, 0, now);
-        let Some(budget) = &plan.draft.budget else { return firm };
-        later(firm, Gate::Budget, self.budget.ready_at(budget, cost.tokens, now), now)
+        let mut latest = self.paced_at(plan, cost, 0, now);
+        if let Some(budget) = &plan.draft.budget {
+            let at = self.budget.ready_at(budget, cost.total_tokens(), now);
+            latest = later(latest, Gate::Budget, at, now);
+        }
+        match (&self.named, &plan.named) {
+            (Some(named), Some(plan)) => named.ready_at(plan, cost, now, latest),
+            _ => latest,
+        }
     }
 
     /// The bound from pause, pace and rate, which no return can lower at the current limits.
@@ -281,7 +298,11 @@ impl Gates {
             latest = later(latest, Gate::Pace, pace.ready_at(u64::from(ahead)), now);
         }
         if let Some(shape) = self.feedback.shape(plan) {
-            latest = later(latest, Gate::Rate, self.rate.ready_at(shape, u64::from(ahead), now), now);
+            let at = self.rate.ready_at(shape, u64::from(ahead), cost.request_count(), now);
+            latest = later(latest, Gate::Rate, at, now);
+        }
+        if let (Some(named), Some(plan)) = (&self.named, &plan.named) {
+            latest = named.firm_at(plan, (cost, ahead), now, latest);
         }
         if let (Feedback::Auto(auto), Some(limits)) = (&self.feedback, &plan.auto) {
             let (by, at) = auto.ready_at(limits, cost, ahead, now);
@@ -300,8 +321,17 @@ impl Gates {
             return None;
         }
         if let Some(budget) = &plan.draft.budget
-            && let Some(refused) = BudgetGate::refuses(budget, cost.tokens)
+            && let Some(refused) = BudgetGate::refuses(budget, cost.total_tokens())
         {
+            return Some(refused);
+        }
+        if let Some(shape) = self.feedback.shape(plan)
+            && cost.request_count() > shape.burst()
+        {
+            let (requested, capacity) = (cost.request_count(), shape.burst());
+            return Some(Refused::AboveCapacity { by: Gate::Rate, requested, capacity });
+        }
+        if let Some(refused) = plan.named.as_ref().and_then(|named| named.refuses(cost)) {
             return Some(refused);
         }
         match (&self.circuit, &plan.draft.circuit) {
@@ -395,12 +425,15 @@ impl Gates {
             charge.holds.add(Holds::PACE);
         }
         if let Some(shape) = self.feedback.shape(plan) {
-            self.rate.take(shape, now);
+            self.rate.take(shape, cost.request_count(), now);
             charge.holds.add(Holds::RATE);
         }
         if let Some(budget) = &plan.draft.budget {
-            self.budget.reserve(budget, cost.tokens, now, events);
+            self.budget.reserve(budget, cost.total_tokens(), now, events);
             charge.holds.add(Holds::TOKENS);
+        }
+        if let (Some(named), Some(plan)) = (&mut self.named, &plan.named) {
+            named.take(plan, &mut charge, cost, events);
         }
         let in_flight = self.in_flight();
         if let (Feedback::Auto(auto), Some(limits)) = (&mut self.feedback, &plan.auto) {
@@ -430,8 +463,7 @@ impl Gates {
 
     fn new_charge(&mut self, cost: Cost) -> Charge {
         self.admitted += 1;
-        let (holds, sent) = (Holds::default(), Dispatch::default());
-        Charge { cost, entered: self.latest, sent, generation: self.generation, byte_price: 0, holds }
+        Charge::new(cost, self.latest, self.generation)
     }
 
     /// Closes the gates permanently; returns whether they were open.
@@ -452,6 +484,11 @@ impl Gates {
         self.lifecycle.is_closing() && self.slots.held() == 0
     }
 
+    /// Whether a rate is suspended.
+    pub(super) fn is_suspended(&self) -> bool {
+        self.rate.is_suspended() || self.named.as_ref().is_some_and(|named| named.is_suspended())
+    }
+
     pub(super) fn phase(&self, plan: &Plan, now: Instant) -> Phase {
         self.pause.phase(plan.draft.pause.tail, now)
     }
@@ -463,7 +500,10 @@ impl Gates {
         if self.has_pause {
             self.pause.expire(plan.draft.pause.tail, self.latest);
             self.rate.resume(self.feedback.shape(plan), self.latest);
-            self.has_pause = self.pause.is_set() || self.rate.is_suspended();
+            self.has_pause = self.pause.is_set() || self.is_suspended();
+        }
+        if let (Some(named), Some(plan)) = (&mut self.named, &plan.named) {
+            named.advance(plan, self.latest);
         }
         if let (Feedback::Auto(auto), Some(limits)) = (&mut self.feedback, &plan.auto) {
             auto.advance(limits, self.pause.until(self.latest).is_some(), self.latest);
@@ -477,7 +517,12 @@ impl Gates {
 
 /// The later of two bounds, if it is after `now`.
 #[inline]
-fn later(bound: Option<(Gate, Instant)>, by: Gate, at: Instant, now: Instant) -> Option<(Gate, Instant)> {
+pub(super) fn later(
+    bound: Option<(Gate, Instant)>,
+    by: Gate,
+    at: Instant,
+    now: Instant,
+) -> Option<(Gate, Instant)> {
     let latest = bound.map_or(now, |(_, latest)| latest);
     if at > latest { Some((by, at)) } else { bound }
 }

@@ -50,6 +50,7 @@ impl Gates {
             || (self.feedback.shape(plan).is_some() && !self.rate.is_full(now))
             || matches!((&self.feedback, &plan.auto), (Feedback::Auto(auto), Some(limits)) if auto.is_busy(limits, now))
             || plan.draft.budget.as_ref().is_some_and(|budget| self.budget.used(budget, now) > 0)
+            || matches!((&self.named, &plan.named), (Some(named), Some(plan)) if named.is_busy(plan, now))
     }
 
     fn has_learned(&self, plan: &Plan, now: Instant) -> bool {

@@ -1,4 +1,4 @@
-//! Learning from an outcome: the statistics, the circuit, the controller, the pause and the progress, in this order.
+//! Passes an outcome on to the statistics, the circuit, the controller, the pause and the progress, in this order.
 
 use std::time::Duration;
 

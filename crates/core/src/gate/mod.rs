@@ -11,6 +11,7 @@ pub mod gates;
 mod idleness;
 pub mod learn;
 mod lifecycle;
+mod named;
 pub mod pace;
 pub mod pause;
 mod pausing;

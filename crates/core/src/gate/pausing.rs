@@ -1,4 +1,4 @@
-//! Pausing all gates, by a hint, by the size rule or by hand, and resuming them by hand.
+//! Pauses and resumes all gates: by an upstream's hint, by the size rule, or by hand.
 //!
 //! `pause.rs` holds the pause itself; this file connects it with the rate, which does not refill during a
 //! pause, and with the events. A rate that a controller moves is also suspended while the circuit is open.
@@ -93,7 +93,10 @@ impl Gates {
             std::cmp::Ordering::Less => self.feedback.resume(until, before),
             std::cmp::Ordering::Equal => {}
         }
-        self.has_pause = self.pause.is_set() || self.rate.is_suspended();
+        if let (Some(named), Some(plan)) = (&mut self.named, &plan.named) {
+            named.suspend_until(plan, paused, now);
+        }
+        self.has_pause = self.pause.is_set() || self.is_suspended();
     }
 
     /// Until when an open circuit suspends the rate, if it does.

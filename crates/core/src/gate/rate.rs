@@ -1,4 +1,4 @@
-//! Rate limit: the token bucket of `bucket.rs`, one unit per request, with suspensions of the refill.
+//! Rate limit: the token bucket of `bucket.rs`, in requests, with suspensions of the refill.
 //!
 //! While suspended, the bucket is frozen at its level, or, during an open circuit, refills to at most one
 //! entry. The bucket is not shifted in advance, so a suspension can be extended, cut short or retuned without
@@ -37,13 +37,13 @@ impl RateGate {
         Self { bucket: Bucket::full(), suspension: None }
     }
 
-    /// The earliest time at which a request behind `ahead` others may enter.
-    pub(crate) fn ready_at(&self, shape: &Shape, ahead: u64, now: Instant) -> Instant {
-        self.after_suspension(shape).free_at(shape, ahead.saturating_add(1), now)
+    /// The earliest time at which a caller that counts as `requests` may enter behind `ahead` single ones.
+    pub(crate) fn ready_at(&self, shape: &Shape, ahead: u64, requests: u64, now: Instant) -> Instant {
+        self.after_suspension(shape).free_at(shape, ahead.saturating_add(requests), now)
     }
 
-    pub(crate) fn take(&mut self, shape: &Shape, now: Instant) {
-        self.bucket.debit(shape, 1, now);
+    pub(crate) fn take(&mut self, shape: &Shape, requests: u64, now: Instant) {
+        self.bucket.debit(shape, requests, now);
     }
 
     /// Takes one unit if available; returns whether it did.
@@ -52,9 +52,9 @@ impl RateGate {
         self.bucket.take(shape, 1, now).is_ok()
     }
 
-    /// Returns the unit of an entry that was never sent.
-    pub(crate) fn give_back(&mut self, shape: &Shape) {
-        self.bucket.credit(shape, 1);
+    /// Returns the units of requests that were never sent.
+    pub(crate) fn give_back(&mut self, shape: &Shape, requests: u64) {
+        self.bucket.credit(shape, requests);
     }
 
     pub(crate) fn is_full(&self, now: Instant) -> bool {
@@ -172,7 +172,7 @@ mod tests {
     /// A bucket of ten with `units` in it at second 100.
     fn with(units: u64) -> (RateGate, Shape) {
         let (mut gate, shape) = (RateGate::full(), per_second(10));
-        (units..10).for_each(|_| gate.take(&shape, at(100)));
+        (units..10).for_each(|_| gate.take(&shape, 1, at(100)));
         (gate, shape)
     }
 
@@ -208,7 +208,7 @@ mod tests {
     fn entry_returned_during_a_suspension_stays() {
         let (mut gate, shape) = with(0);
         gate.suspend_until(at(130), SuspensionKind::Frozen, Some(&shape), at(100));
-        gate.give_back(&shape);
+        gate.give_back(&shape, 1);
         assert_eq!((gate.level(&shape, at(120)), gate.level(&shape, at(131))), (1, 2));
     }
 

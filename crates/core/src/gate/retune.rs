@@ -2,6 +2,7 @@
 
 use super::circuit::CircuitGate;
 use super::gates::Gates;
+use super::named::NamedGates;
 use super::pace::PaceGate;
 use crate::event::Event;
 use crate::plan::Plan;
@@ -33,8 +34,26 @@ impl Gates {
         if new.draft.budget.is_none() {
             self.budget.clear();
         }
+        self.retune_named(old, new);
         self.update_suspension(new);
         events.push(Event::Retuned);
+    }
+
+    fn retune_named(&mut self, old: &Plan, new: &Plan) {
+        let Some(plan) = &new.named else {
+            // A limit that is added again later starts unused.
+            self.named = None;
+            return;
+        };
+        if plan.adds_to(old.named.as_deref()) {
+            // Requests in flight took nothing from the new gates.
+            self.generation = self.generation.saturating_add(1);
+        }
+        let generation = self.generation.get();
+        match (&mut self.named, &old.named) {
+            (Some(named), Some(old)) => named.retune(old, plan, generation, self.latest),
+            (named, _) => *named = Some(Box::new(NamedGates::new(plan, generation))),
+        }
     }
 
     fn retune_slots(&mut self, old: &Plan, new: &Plan) {

@@ -4,7 +4,9 @@ use super::super::tests::{REQUEST, Rig, at, bytes, millis, secs, tokens};
 use super::*;
 use crate::cost::Cost;
 use crate::outcome::Outcome;
-use crate::plan::{Aimd, Auto, Brake, Budget, Bytes, Circuit, Controller, Draft, Pace, Pause, Rate, Slots};
+use crate::plan::{
+    Aimd, Auto, Brake, Budget, Bytes, Circuit, Controller, Draft, Named, Pace, Pause, Rate, Slots,
+};
 use crate::snapshot::{CircuitState, State};
 use crate::verdict::Gate;
 
@@ -28,7 +30,9 @@ fn everything() -> Draft {
         bytes: Some(Bytes::in_flight(10_000).recovering_price(3)),
         pace: Some(Pace::every(millis(1))),
         rate: Some(Rate::per_second(1_000)),
+        rates: vec![Named::new("rpd", Rate::per_day(10_000))],
         budget: Some(Budget::tokens(10_000, secs(60))),
+        budgets: vec![Named::new("tpd", Budget::tokens(100_000, secs(86_400)))],
         circuit: Some(Circuit::default()),
         pause: Pause::default().tail(secs(60)),
         controller: Controller::Brake(Brake::default()),
@@ -219,6 +223,11 @@ fn removed_gates_still_get_back_their_units() {
     let seen = rig.snapshot();
     assert_eq!((seen.in_flight, seen.bytes_in_flight, seen.recovering_in_flight), (0, 0, 0));
     assert_eq!(seen.tokens_used, 0, "a budget that comes back starts empty");
+    assert!(
+        seen.limits.iter().all(|limit| limit.available == limit.capacity.cast_signed()),
+        "{:?}",
+        seen.limits
+    );
 }
 
 #[test]

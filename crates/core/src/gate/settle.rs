@@ -5,10 +5,12 @@
 use std::time::Duration;
 
 use super::gates::Gates;
+use super::named::Used;
 use crate::backoff::Backoff;
-use crate::cost::{Charge, DIMENSIONS, Dispatch, Holds};
+use crate::cost::{Charge, Cost, DIMENSIONS, Dispatch, Holds};
 use crate::event::Event;
 use crate::feedback::Feedback;
+use crate::feedback::headers::Dimension;
 use crate::outcome::{Kind, Outcome};
 use crate::plan::Plan;
 use crate::time::Instant;
@@ -19,7 +21,7 @@ pub struct Ending {
     /// What the request took.
     pub charge: Charge,
     /// Tokens reported as used while it ran.
-    pub reported: Option<u64>,
+    pub reported: Option<Cost>,
     /// Its outcome.
     pub outcome: Outcome,
 }
@@ -45,12 +47,12 @@ impl Origin {
         let is_part = charge.holds.has(Holds::ANSWERED) || !charge.is_counted_by_controller();
         Self {
             generation: charge.generation.get(),
-            bytes: charge.cost.bytes,
+            bytes: charge.bytes(),
             latency: Some(outcome.latency.unwrap_or_else(|| now.since(charge.sent_at()))),
             is_bypassed: charge.is_bypassed(),
             sent_at: charge.sent_at(),
             sent: if is_part { Dispatch { cohort: 0, ..charge.sent } } else { charge.sent },
-            units: if is_part { [0; DIMENSIONS] } else { charge.cost.units() },
+            units: if is_part { [0; DIMENSIONS] } else { charge.cost().estimated() },
         }
     }
 
@@ -150,16 +152,23 @@ impl Gates {
             self.learn(plan, origin, outcome, waiting, events);
         }
         // A request without a permit has reserved nothing, so its reported tokens are recorded.
-        if let (false, Some(spent), Some(budget)) = (has_charge, outcome.spent, &plan.draft.budget) {
-            self.budget.take(budget, spent.tokens, self.latest, events);
+        if let (false, Some(spent)) = (has_charge, outcome.spent) {
+            self.take_tokens(plan, spent, events);
         }
     }
 
     /// Records tokens that were used without a request for them.
-    pub fn record_tokens(&mut self, plan: &Plan, tokens: u64, now: Instant, events: &mut Vec<Event>) {
+    pub fn record_tokens(&mut self, plan: &Plan, spent: Cost, now: Instant, events: &mut Vec<Event>) {
         self.advance_to(plan, now);
+        self.take_tokens(plan, spent, events);
+    }
+
+    fn take_tokens(&mut self, plan: &Plan, spent: Cost, events: &mut Vec<Event>) {
         if let Some(budget) = &plan.draft.budget {
-            self.budget.take(budget, tokens, self.latest, events);
+            self.budget.take(budget, spent.total_tokens(), self.latest, events);
+        }
+        if let (Some(named), Some(plan)) = (&mut self.named, &plan.named) {
+            named.record(plan, spent, self.latest, events);
         }
     }
 
@@ -183,12 +192,15 @@ impl Gates {
             pace.undo(charge.entered);
         }
         if let (true, Some(shape)) = (charge.holds.has(Holds::RATE), self.feedback.shape(plan)) {
-            self.rate.give_back(shape);
+            self.rate.give_back(shape, charge.cost().request_count());
+        }
+        if let (Some(named), Some(plan)) = (&mut self.named, &plan.named) {
+            named.undo(plan, &charge);
         }
         if let Feedback::Auto(auto) = &mut self.feedback
             && charge.is_counted_by_controller()
         {
-            auto.undo(charge.sent_at(), charge.cost);
+            auto.undo(charge.sent_at(), charge.cost());
         }
         self.admitted -= 1;
         self.not_admitted += 1;
@@ -225,25 +237,24 @@ impl Gates {
         &mut self,
         plan: &Plan,
         charge: &Charge,
-        reported: Option<u64>,
+        reported: Option<Cost>,
         outcome: Outcome,
         events: &mut Vec<Event>,
     ) -> bool {
         let estimate = charge.tokens_held();
         self.budget.unreserve(estimate);
-        let Some(budget) = &plan.draft.budget else { return false };
-        let used = match (outcome.kind, outcome.spent, reported) {
-            (_, Some(spent), _) => spent.tokens,
-            (Kind::Ignored, None, reported) => reported.unwrap_or(0),
-            (_, None, Some(reported)) => reported,
-            (Kind::Success, None, None) => estimate,
-            (Kind::Failure | Kind::Overload, None, None) => 0,
-        };
+        let mut has_units_back = false;
+        if let (Some(named), Some(plan)) = (&mut self.named, &plan.named) {
+            let used = Used::of(&outcome, reported);
+            has_units_back = named.settle(plan, charge, used, self.latest, events);
+        }
+        let Some(budget) = &plan.draft.budget else { return has_units_back };
+        let used = Used::of(&outcome, reported).units(Dimension::Tokens, estimate);
         self.budget.settle(budget, estimate, used, charge.entered, self.latest, events);
         if let Some(progress) = &mut self.progress {
             progress.add_tokens(used);
         }
-        used < estimate
+        has_units_back || used < estimate
     }
 }
 

@@ -146,10 +146,10 @@ fn overuse_is_recorded_at_the_time_of_settling() {
 #[test]
 fn unrequested_token_use_is_recorded() {
     let mut rig = Rig::new(Draft { budget: Some(Budget::tokens(100, secs(10))), ..Draft::default() });
-    rig.gates.record_tokens(&rig.plan, 70, at(1), &mut rig.events);
+    rig.gates.record_tokens(&rig.plan, tokens(70), at(1), &mut rig.events);
     assert_eq!(rig.at(at(1)).snapshot().tokens_remaining, Some(30));
     let mut free = Rig::new(Draft::default());
-    free.gates.record_tokens(&free.plan, 70, at(1), &mut free.events);
+    free.gates.record_tokens(&free.plan, tokens(70), at(1), &mut free.events);
     assert_eq!((free.snapshot().tokens_used, free.snapshot().tokens_remaining), (0, None));
 }
 
@@ -158,7 +158,7 @@ fn token_count_saturates_at_its_maximum() {
     let mut rig = Rig::new(Draft { budget: Some(Budget::tokens(100, secs(10))), ..Draft::default() });
     for second in [0, 5, 9] {
         rig.at(at(second));
-        rig.gates.record_tokens(&rig.plan, u64::MAX - 1, rig.now, &mut rig.events);
+        rig.gates.record_tokens(&rig.plan, tokens(u64::MAX - 1), rig.now, &mut rig.events);
     }
     let used = [9, 11, 16, 20].map(|second| rig.at(at(second)).snapshot().tokens_used);
     assert_eq!(used, [u64::MAX, 1, 0, 0], "the first entry filled the count but for one");

@@ -108,7 +108,8 @@ impl Rig {
 
     pub(super) fn settle_reported(&mut self, charge: Charge, reported: Option<u64>, outcome: Outcome) {
         let (plan, events) = (&self.plan, &mut self.events);
-        self.gates.settle(plan, Ending { charge, reported, outcome }, self.waiting, self.now, events);
+        let ending = Ending { charge, reported: reported.map(Cost::from), outcome };
+        self.gates.settle(plan, ending, self.waiting, self.now, events);
     }
 
     /// Enters and ends at once.

@@ -44,6 +44,10 @@ impl Gates {
             rate_level: self.feedback.shape(plan).map(|shape| self.rate_level(shape, now)),
             tokens_used,
             tokens_remaining: budget.map(|budget| budget.tokens.saturating_sub(tokens_used)),
+            limits: match (&self.named, &plan.named) {
+                (Some(named), Some(plan)) => named.view(plan, now),
+                _ => Vec::new(),
+            },
             failures: self.feedback.failures(plan, now),
             circuit,
             error_rate: breaker.and_then(|gate| gate.error_rate(now)),

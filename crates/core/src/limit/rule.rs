@@ -5,6 +5,8 @@
 
 mod text;
 
+pub(crate) use text::{Number, number};
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -20,7 +20,7 @@ const ATTEMPTS_MAX: u32 = 1_000;
 /// The most slices of a window.
 const SLICES_MAX: u32 = 1_024;
 /// The most bytes or tokens: doubles represent integers exactly up to this.
-const UNITS_MAX: u64 = 1 << 53;
+pub(super) const UNITS_MAX: u64 = 1 << 53;
 
 /// All problems of a draft.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -135,18 +135,14 @@ impl Problems {
 
     /// Checks a rate and returns its bucket.
     pub(super) fn shape(&mut self, rate: Rate) -> Option<Shape> {
-        let (field, value, bound) = match Shape::new(rate.amount, rate.period, rate.burst) {
+        let (part, value, bound) = match Shape::new(rate.amount, rate.period, rate.burst) {
             Ok(shape) => return Some(shape),
-            Err(InvalidShape::Amount { amount }) => {
-                ("rate.amount", amount.to_string(), format!("from 1 to {AMOUNT_MAX}"))
-            }
-            Err(InvalidShape::Period { period, .. }) => {
-                ("rate.period", Exact(period).to_string(), format!("from 1ns to {}", Exact(PERIOD_MAX)))
-            }
-            Err(InvalidShape::Burst { burst }) => {
-                let bound = format!("at least 1 and refilled within {}", Exact(REFILL_MAX));
-                ("rate.burst", burst.to_string(), bound)
-            }
+            Err(invalid) => out_of_bounds(invalid),
+        };
+        let field = match part {
+            "amount" => "rate.amount",
+            "period" => "rate.period",
+            _ => "rate.burst",
         };
         self.0.push(Problem { field, value, bound });
         None
@@ -199,6 +195,19 @@ impl Problems {
     ) {
         if !good {
             self.0.push(Problem { field, value: value.to_string(), bound: bound() });
+        }
+    }
+}
+
+/// The number of a rate that is out of bounds: its name, its value and its bound.
+pub(super) fn out_of_bounds(invalid: InvalidShape) -> (&'static str, String, String) {
+    match invalid {
+        InvalidShape::Amount { amount } => ("amount", amount.to_string(), format!("from 1 to {AMOUNT_MAX}")),
+        InvalidShape::Period { period, .. } => {
+            ("period", Exact(period).to_string(), format!("from 1ns to {}", Exact(PERIOD_MAX)))
+        }
+        InvalidShape::Burst { burst } => {
+            ("burst", burst.to_string(), format!("at least 1 and refilled within {}", Exact(REFILL_MAX)))
         }
     }
 }

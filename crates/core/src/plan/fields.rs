@@ -1,5 +1,6 @@
 //! Lists a draft's fields under the names that problems and configurations use.
 
+use std::fmt::Display;
 use std::time::Duration;
 
 use super::{Aimd, Circuit, Controller, Draft, Oversize, Pause};
@@ -7,7 +8,7 @@ use crate::backoff::Jitter;
 use crate::retry::{Retry, WhenRefused};
 
 /// The value of one field. Exhaustive, because code that writes fields must handle every kind.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum FieldValue {
     /// A count.
     Count(u64),
@@ -21,6 +22,8 @@ pub enum FieldValue {
     Word(&'static str),
     /// On or off.
     Flag(bool),
+    /// Named limits as text, separated by commas: `rpm:500/min, rpd:10k/day`.
+    Text(String),
 }
 
 impl Draft {
@@ -39,7 +42,9 @@ impl Draft {
             bytes,
             pace,
             rate,
+            rates,
             budget,
+            budgets,
             circuit,
             pause,
             controller,
@@ -69,10 +74,12 @@ impl Draft {
             list.count("rate.amount", rate.amount).span("rate.period", rate.period);
             list.count("rate.burst", rate.burst);
         }
+        list.texts("rates", rates);
         if let Some(budget) = budget {
             list.count("budget.tokens", budget.tokens).span("budget.window", budget.window);
             list.word("budget.oversize", oversize(budget.oversize));
         }
+        list.texts("budgets", budgets);
         if let Some(circuit) = circuit {
             list.circuit(circuit);
         }
@@ -184,6 +191,13 @@ impl List {
 
     fn word(&mut self, name: &'static str, value: &'static str) -> &mut Self {
         self.push(name, FieldValue::Word(value))
+    }
+
+    fn texts(&mut self, name: &'static str, all: &[impl Display]) {
+        if !all.is_empty() {
+            let all: Vec<_> = all.iter().map(ToString::to_string).collect();
+            self.push(name, FieldValue::Text(all.join(", ")));
+        }
     }
 
     fn push(&mut self, name: &'static str, value: FieldValue) -> &mut Self {

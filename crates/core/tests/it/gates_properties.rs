@@ -144,7 +144,7 @@ impl Model {
         if self.uses_fast_path && is_idle && self.gates.leave_plain(&charge) {
             return;
         }
-        let ending = Ending { charge, reported, outcome };
+        let ending = Ending { charge, reported: reported.map(Cost::from), outcome };
         // Like the shell, which reads no clock if the time is not needed.
         let now = if is_idle { self.gates.latest() } else { self.now };
         self.gates.settle(&self.plan, ending, 2, now, &mut self.events);

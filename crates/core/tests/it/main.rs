@@ -2,6 +2,7 @@
 
 mod gates_properties;
 mod limit_properties;
+mod named_properties;
 mod outside_text;
 mod provider_headers;
 mod vectors;

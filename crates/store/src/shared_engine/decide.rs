@@ -1,4 +1,6 @@
-//! Decides one step on values, for engines that read the state of a step, decide here, and write the changes.
+//! Decides one step of a lease on values that an engine has read (SQLite's rows), and returns what to write.
+//!
+//! The rules themselves are in `steps.rs`, as for the memory store.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! The steps of a lease: draw, extend, adjust, renew, settle, cancel, and spend, which draws and settles at
-//! once.
+//! Grants or refuses a draw (an acquire) on the memory store and SQLite, and the other steps of a lease:
+//! extend, adjust, renew, settle, cancel, and spend, which draws and settles at once.
 //!
 //! Each is a function of the lease table, the buckets of the step, and one time.
 

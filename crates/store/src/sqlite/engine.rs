@@ -1,4 +1,6 @@
 //! The engine trait on SQLite: writes are calls in a transaction of the writer, reads run in parallel.
+//!
+//! An acquire is read and written by `namespace.rs`, and decided by `shared_engine/steps.rs`.
 
 use rusqlite::Connection;
 use tidegate_core::limit::anchor::Anchor;

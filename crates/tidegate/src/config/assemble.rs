@@ -4,12 +4,13 @@
 //! are reported.
 
 use std::collections::BTreeMap;
+use std::str::FromStr;
 use std::time::Duration;
 
 use tidegate_core::backoff::{Backoff, Jitter};
 use tidegate_core::plan::{
-    Aimd, Auto, Brake, Budget, Bytes, Circuit, Controller, Draft, FieldValue, Oversize, Pace, Pause, Problem,
-    Rate, SizeRule, Slots,
+    Aimd, Auto, Brake, Budget, Bytes, Circuit, Controller, Draft, FieldValue, Named, Oversize, Pace, Pause,
+    Problem, Rate, SizeRule, Slots,
 };
 use tidegate_core::retry::{Retry, RetryBudget, WhenRefused};
 
@@ -82,7 +83,7 @@ fn over_preset(given: &BTreeMap<&'static str, Entry>, preset: &Draft) -> BTreeMa
     // If the preset's slots are fixed, another given number of slots is fixed too.
     let is_fixed = preset.slots.is_some_and(|slots| !slots.is_adaptive());
     if let Some(max) = given.get("slots.max").filter(|_| is_fixed && !given.contains_key("slots.min")) {
-        entries.insert("slots.min", Entry::new(max.value, Origin::Default));
+        entries.insert("slots.min", Entry::new(max.value.clone(), Origin::Default));
     }
     entries
 }
@@ -145,7 +146,9 @@ impl Assembly {
             bytes: self.bytes(),
             pace,
             rate: self.rate(),
+            rates: self.named("rates"),
             budget: self.budget(),
+            budgets: self.named("budgets"),
             circuit: self.circuit(),
             pause: self.pause(),
             controller,
@@ -186,6 +189,19 @@ impl Assembly {
         let period = self.needed("rate.period", because, Self::span);
         let rate = Rate::new(amount?, period?);
         Some(self.units("rate.burst").map_or(rate, |burst| rate.burst(burst)))
+    }
+
+    /// The named limits of a key: their text was checked when it was read.
+    fn named<L>(&self, key: &str) -> Vec<Named<L>>
+    where
+        Named<L>: FromStr,
+    {
+        match self.entries.get(key).map(|entry| &entry.value) {
+            Some(FieldValue::Text(text)) => {
+                text.split(',').filter_map(|text| text.trim().parse().ok()).collect()
+            }
+            _ => Vec::new(),
+        }
     }
 
     fn budget(&mut self) -> Option<Budget> {

@@ -51,7 +51,11 @@ pub(super) fn toml_scalar(value: &DeValue<'_>) -> Scalar {
             .map_or_else(|_| Scalar::Huge(float.to_string()), |number| huge_or(number, float.as_str())),
         DeValue::Boolean(bool) => Scalar::Bool(*bool),
         DeValue::Datetime(_) => Scalar::Other("a date or time of day"),
-        DeValue::Array(_) => Scalar::Other("an array"),
+        DeValue::Array(array) => {
+            let text = |value: &DeValue<'_>| value.as_str().map(str::to_owned);
+            let texts = array.iter().map(|value| text(value.get_ref())).collect();
+            list_or(texts)
+        }
         DeValue::Table(_) => Scalar::Other("a table"),
     }
 }
@@ -79,6 +83,7 @@ pub(super) fn to_text(value: &FieldValue) -> String {
         FieldValue::Fraction(number) | FieldValue::Number(number) => format!("{number:?}"),
         FieldValue::Word(word) => (*word).to_owned(),
         FieldValue::Flag(flag) => flag.to_string(),
+        FieldValue::Text(text) => text.clone(),
     }
 }
 
@@ -88,8 +93,8 @@ pub(super) fn to_literal(value: &FieldValue) -> String {
         FieldValue::Count(_) | FieldValue::Fraction(_) | FieldValue::Number(_) | FieldValue::Flag(_) => {
             to_text(value)
         }
-        // Nothing needs escaping: these consist of digits, units, and words of the schema.
-        FieldValue::Span(_) | FieldValue::Word(_) => format!("\"{}\"", to_text(value)),
+        // Nothing needs escaping: these consist of digits, units, names of limits, and words of the schema.
+        FieldValue::Span(_) | FieldValue::Word(_) | FieldValue::Text(_) => format!("\"{}\"", to_text(value)),
     }
 }
 
@@ -116,7 +121,7 @@ fn flatten_json(path: &str, json: &Json, pairs: &mut Pairs) {
             return;
         }
         Json::Null => Scalar::Other("null"),
-        Json::Array(_) => Scalar::Other("an array"),
+        Json::Array(array) => list_or(array.iter().map(|json| json.as_str().map(str::to_owned)).collect()),
         Json::Bool(bool) => Scalar::Bool(*bool),
         Json::String(text) => Scalar::Text(text.clone()),
         Json::Number(number) => match (number.as_i64(), number.as_u64(), number.as_f64()) {
@@ -127,6 +132,11 @@ fn flatten_json(path: &str, json: &Json, pairs: &mut Pairs) {
         },
     };
     pairs.push((path.to_owned(), scalar));
+}
+
+/// The texts of an array, if it has nothing else.
+fn list_or(texts: Option<Vec<String>>) -> Scalar {
+    texts.map_or(Scalar::Other("an array"), Scalar::List)
 }
 
 /// The number, unless parsing made it infinite.

@@ -1,11 +1,12 @@
 //! A value as a source provides it, before its expected type is known.
 
 use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use tidegate_core::duration;
 use tidegate_core::excerpt::excerpt;
-use tidegate_core::plan::FieldValue;
+use tidegate_core::plan::{Budget, FieldValue, InvalidNamed, Named, Rate};
 
 use super::schema::Kind;
 
@@ -19,6 +20,8 @@ pub(super) enum Scalar {
     Integer(i128),
     Float(f64),
     Bool(bool),
+    /// An array of texts.
+    List(Vec<String>),
     /// A number that fits no type.
     Huge(String),
     /// A table without keys.
@@ -69,13 +72,33 @@ impl Scalar {
                 Self::Untyped(text) => text.parse().map(FieldValue::Flag).map_err(|_| kind.demand()),
                 _ => Err(kind.demand()),
             },
+            Kind::Rates => self.named::<Rate>(kind),
+            Kind::Budgets => self.named::<Budget>(kind),
         }
+    }
+
+    /// Named limits, as one text.
+    fn named<L>(&self, kind: &Kind) -> Result<FieldValue, String>
+    where
+        Named<L>: FromStr<Err = InvalidNamed> + fmt::Display,
+    {
+        let demand = |error: InvalidNamed| format!("{}: {}", kind.demand(), error.why());
+        let read =
+            |text: &str| text.trim().parse::<Named<L>>().map(|named| named.to_string()).map_err(demand);
+        let all: Result<Vec<_>, _> = match self {
+            Self::List(texts) => texts.iter().map(|text| read(text)).collect(),
+            Self::Text(text) | Self::Untyped(text) if text.trim().is_empty() => Ok(Vec::new()),
+            Self::Text(text) | Self::Untyped(text) => text.split(',').map(read).collect(),
+            _ => return Err(kind.demand()),
+        };
+        all.map(|all| FieldValue::Text(all.join(", ")))
     }
 
     /// The value as written: text without quotes.
     pub(super) fn bare(&self) -> String {
         match self {
             Self::Text(text) | Self::Untyped(text) => excerpt(text),
+            Self::List(texts) => excerpt(&texts.join(", ")),
             _ => self.to_string(),
         }
     }
@@ -98,7 +121,7 @@ impl Scalar {
             Self::Float(seconds) => Some(Duration::try_from_secs_f64(*seconds).map_err(drop)),
             Self::Huge(_) => Some(Err(())),
             Self::Text(text) | Self::Untyped(text) => seconds_or_duration(text).map(Ok),
-            Self::Bool(_) | Self::Empty | Self::Other(_) => None,
+            Self::Bool(_) | Self::List(_) | Self::Empty | Self::Other(_) => None,
         }
     }
 
@@ -109,7 +132,7 @@ impl Scalar {
             Self::Float(float) => Some(*float),
             Self::Huge(_) => Some(f64::NAN),
             Self::Untyped(text) => text.parse().ok(),
-            Self::Text(_) | Self::Bool(_) | Self::Empty | Self::Other(_) => None,
+            Self::Text(_) | Self::Bool(_) | Self::List(_) | Self::Empty | Self::Other(_) => None,
         }
     }
 }
@@ -126,6 +149,7 @@ impl fmt::Display for Scalar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Text(text) | Self::Untyped(text) => write!(f, "\"{}\"", excerpt(text)),
+            Self::List(texts) => write!(f, "\"{}\"", excerpt(&texts.join(", "))),
             Self::Huge(number) => f.write_str(&excerpt(number)),
             Self::Integer(integer) => integer.fmt(f),
             Self::Float(float) => write!(f, "{float:?}"),

@@ -60,6 +60,7 @@ impl Field {
             Kind::Fraction { .. } | Kind::Number { .. } => "a number",
             Kind::Word(_) => "a word",
             Kind::Flag => "true or false",
+            Kind::Rates | Kind::Budgets => "a list",
         }
     }
 
@@ -76,13 +77,30 @@ impl Field {
 /// The valid values of a key.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Kind {
-    Whole { min: u64, max: u64 },
-    PowerOfTwo { max: u64 },
-    Span { min: Duration, max: Duration },
-    Fraction { min: f64 },
-    Number { min: f64, max: f64 },
+    Whole {
+        min: u64,
+        max: u64,
+    },
+    PowerOfTwo {
+        max: u64,
+    },
+    Span {
+        min: Duration,
+        max: Duration,
+    },
+    Fraction {
+        min: f64,
+    },
+    Number {
+        min: f64,
+        max: f64,
+    },
     Word(&'static [&'static str]),
     Flag,
+    /// Named rates, by their text.
+    Rates,
+    /// Named budgets, by their text.
+    Budgets,
 }
 
 impl Kind {
@@ -99,6 +117,8 @@ impl Kind {
                 words.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(" or ")
             }
             Self::Flag => "`true` or `false`".to_owned(),
+            Self::Rates => "of `name:amount/period[:burst]`".to_owned(),
+            Self::Budgets => "of `name:tokens/window[:kind][:alone]`".to_owned(),
         }
     }
 
@@ -110,6 +130,8 @@ impl Kind {
                 format!("a time {}, in seconds or with a unit, such as `200ms`, `1.5s`, `2m`", self.bounds())
             }
             Self::Fraction { .. } | Self::Number { .. } => format!("a number {}", self.bounds()),
+            Self::Rates => format!("a list {}, such as `rpm:500/min, rpd:10k/day`", self.bounds()),
+            Self::Budgets => format!("a list {}, such as `itpm:40k/min:input_tokens`", self.bounds()),
             Self::PowerOfTwo { .. } | Self::Word(_) | Self::Flag => self.bounds(),
         }
     }
@@ -188,7 +210,7 @@ const fn word(key: &'static str, words: &'static [&'static str]) -> Field {
 }
 
 /// The schema: one line per key, in the order of `Draft`, followed by the keys of keyed throttles.
-static FIELDS: [Field; 65] = [
+static FIELDS: [Field; 67] = [
     word("preset", &["auto", "gentle", "layered", "host", "empty"]),
     count("slots.min"),
     count("slots.start"),
@@ -202,9 +224,11 @@ static FIELDS: [Field; 65] = [
     whole("rate.amount", 1..=AMOUNT_MAX),
     span("rate.period", NANO),
     whole("rate.burst", 1..=u64::MAX),
+    Field { key: "rates", kind: Kind::Rates },
     whole("budget.tokens", 1..=UNITS_MAX),
     span("budget.window", NANO),
     word("budget.oversize", &["refuse", "alone"]),
+    Field { key: "budgets", kind: Kind::Budgets },
     count("circuit.failures"),
     fraction("circuit.error_rate", f64::MIN_POSITIVE),
     count("circuit.samples_min"),

@@ -1,4 +1,4 @@
-//! The `RateLimit` and `RateLimit-Policy` fields of the IETF draft, and `Retry-After`.
+//! Writes the `RateLimit` and `RateLimit-Policy` fields of the IETF draft, and `Retry-After`, for our refusals.
 //!
 //! A limit's name may occur on several levels; the fields list it once, for the level with the least
 //! available.

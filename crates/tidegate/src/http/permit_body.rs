@@ -132,8 +132,8 @@ impl Inner {
     /// Settles a request that was learned from before: its charge returns. A success has used its estimated
     /// tokens, a failure none.
     fn give_back(&self, charge: Charge, is_success: bool) {
-        let used = if is_success { charge.tokens_held() } else { 0 };
-        let outcome = Outcome::ignored().spent(Cost::request().tokens(used));
+        let used = if is_success { charge.cost() } else { Cost::request() };
+        let outcome = Outcome::ignored().spent(used);
         let time = if self.settles_timed() { Time::Read(self.clock().now()) } else { Time::Idle };
         self.settle_locked(Ending { charge, reported: None, outcome }, time);
         self.show();

@@ -13,7 +13,7 @@ type OwnedUnits = SmallVec<[(Cow<'static, str>, u64); 4]>;
 /// How a cost maps to units of limits.
 #[derive(Clone, Default)]
 pub(super) enum Costs {
-    /// One `rpm`, and one `tpm` per token if there are any.
+    /// One `rpm` per request, and one `tpm` per token of any kind, if there are any.
     #[default]
     Usual,
     /// A user-supplied function.
@@ -46,7 +46,9 @@ impl Costs {
     pub(super) fn of(&self, cost: Cost) -> CostUnits {
         match self {
             Self::Usual => {
-                CostUnits::Usual([("rpm", 1), ("tpm", cost.tokens)], 1 + usize::from(cost.tokens > 0))
+                let tokens = cost.total_tokens();
+                let units = [("rpm", cost.request_count()), ("tpm", tokens)];
+                CostUnits::Usual(units, 1 + usize::from(tokens > 0))
             }
             Self::Map(map) => CostUnits::Map(map(cost)),
         }

@@ -64,7 +64,8 @@ pub struct Joined {
 impl Throttle {
     /// Combines this throttle with a shared limit that must also grant each request.
     ///
-    /// A request costs one `rpm`, and one `tpm` per token; change this with [`Joined::costs`].
+    /// A cost draws one `rpm` per request, and one `tpm` per token of any kind; change this with
+    /// [`Joined::costs`].
     pub fn limited_by(&self, limiter: &Limiter) -> Joined {
         Joined { throttle: self.clone(), limiter: limiter.clone(), costs: Costs::default() }
     }

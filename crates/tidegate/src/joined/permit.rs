@@ -41,7 +41,7 @@ struct SharedHalf {
     lease: Lease,
     costs: Costs,
     cost: Cost,
-    reported: Option<u64>,
+    reported: Option<Cost>,
 }
 
 impl<'a> JoinedPermit<'a> {
@@ -93,13 +93,15 @@ impl<'a> JoinedPermit<'a> {
     /// The throttle records it like a separate request; its tokens add to the tokens reported.
     pub fn record(&mut self, outcome: Outcome) {
         if let Some(spent) = outcome.spent_cost() {
-            self.shared.spend(spent.tokens);
+            self.shared.spend(spent);
         }
         self.permit.record(outcome);
     }
 
-    /// Reports tokens as they are used. They stay used in both halves, regardless of how the request ends.
-    pub fn spend(&mut self, tokens: u64) {
+    /// Reports tokens as they are used, as [`Permit::spend`]. They stay used in both halves, regardless of how the
+    /// request ends.
+    pub fn spend(&mut self, tokens: impl Into<Cost>) {
+        let tokens = tokens.into();
         self.permit.spend(tokens);
         self.shared.spend(tokens);
     }
@@ -141,20 +143,24 @@ impl<'a> JoinedPermit<'a> {
 }
 
 impl Spend for JoinedPermit<'_> {
-    fn spend(&mut self, tokens: u64) {
+    fn spend(&mut self, tokens: Cost) {
         self.spend(tokens);
     }
 }
 
 impl SharedHalf {
-    fn spend(&mut self, tokens: u64) {
-        self.reported = Some(self.reported.unwrap_or(0).saturating_add(tokens));
+    fn spend(&mut self, tokens: Cost) {
+        self.reported = Some(self.reported.map_or(tokens, |reported| reported.plus_tokens(tokens)));
     }
 
     /// How the lease ends for an outcome (like the local half's tokens), and the error if the cost spent is invalid.
     #[inline]
     fn finish(&self, outcome: Outcome) -> (Finish, Option<LimitError>) {
-        let reported = || self.reported.map(|tokens| self.cost.tokens(tokens));
+        let reported = || {
+            let tokens = self.reported?;
+            let cost = self.cost.tokens(tokens.tokens);
+            Some(cost.input_tokens(tokens.input_tokens).output_tokens(tokens.output_tokens))
+        };
         match outcome.spent_cost().or_else(reported) {
             Some(used) => match self.lease.used(&self.costs.of(used).by_name()) {
                 Ok(units) => (Finish::At(units), None),

@@ -1,5 +1,5 @@
-//! The limiter's side of a joined throttle: resolves before a local charge is taken, draws while it is held,
-//! and ends a lease without waiting.
+//! What a joined throttle calls on its limiter: resolve before a local charge is taken, draw while it is held,
+//! and end a lease without waiting.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -381,7 +381,7 @@ const fn reason(refused: &Refused) -> usize {
     match refused {
         Refused::Closed => 0,
         Refused::CircuitOpen { .. } => 1,
-        Refused::TooLarge { .. } => 2,
+        Refused::TooLarge { .. } | Refused::AboveCapacity { .. } => 2,
         Refused::Busy { .. } => 3,
         // Including future variants: something limited it.
         _ => 4,

@@ -4,6 +4,8 @@
 
 use std::sync::Arc;
 
+use tidegate_core::cost::Cost;
+
 use crate::sync::Mutex;
 
 /// The running attempt.
@@ -16,7 +18,7 @@ pub struct Attempt {
 }
 
 /// Tokens that an attempt reported; `None` before the first report.
-type ReportedTokens = Arc<Mutex<Option<u64>>>;
+type ReportedTokens = Arc<Mutex<Option<Cost>>>;
 
 impl Attempt {
     pub(super) fn new(number: u32) -> Self {
@@ -44,9 +46,10 @@ impl Attempt {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn spend(&self, tokens: u64) {
+    pub fn spend(&self, tokens: impl Into<Cost>) {
+        let tokens = tokens.into();
         let mut reported = self.reported.lock();
-        *reported = Some(reported.unwrap_or(0).saturating_add(tokens));
+        *reported = Some(reported.map_or(tokens, |reported| reported.plus_tokens(tokens)));
     }
 
     /// Attaches the permit that the attempt runs under.
@@ -57,7 +60,7 @@ impl Attempt {
 
 /// A permit that takes reports.
 pub(crate) trait Spend {
-    fn spend(&mut self, tokens: u64);
+    fn spend(&mut self, tokens: Cost);
 }
 
 /// The permit of a running attempt. It gets the attempt's reports when the attempt ends or is dropped.

@@ -10,6 +10,7 @@ use tidegate::{
 };
 
 mod keyed;
+mod named;
 mod properties;
 mod refused;
 

@@ -17,6 +17,7 @@ mod cooperation;
 mod drain;
 mod layered;
 mod listeners;
+mod named_limits;
 mod properties;
 mod queue;
 mod readme;

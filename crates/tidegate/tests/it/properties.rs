@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tidegate::{
-    Budget, Bytes, Circuit, Cost, ManualClock, Outcome, Pace, Pause, Permit, Random, Rate, Refused, Slots,
-    Throttle,
+    Budget, Bytes, Circuit, Cost, Draft, ManualClock, Outcome, Pace, Pause, Permit, Random, Rate, Refused,
+    Slots, Throttle,
 };
 
 use crate::kit::{Caller, settle_tasks};
@@ -32,6 +32,7 @@ enum Step {
     Slots(u32),
     Rate(u64),
     Budget(Option<u64>),
+    Named(bool),
     Pace(Option<u64>),
     Circuit(bool),
     Pause(u64),
@@ -52,6 +53,7 @@ fn any_step() -> impl Strategy<Value = Step> {
         1 => (1_u32..6).prop_map(Step::Slots),
         1 => (1_u64..50).prop_map(Step::Rate),
         1 => prop::option::of(40_u64..200).prop_map(Step::Budget),
+        1 => any::<bool>().prop_map(Step::Named),
         1 => prop::option::of(1_u64..200).prop_map(Step::Pace),
         1 => any::<bool>().prop_map(Step::Circuit),
         1 => (0_u64..2_000).prop_map(Step::Pause),
@@ -69,13 +71,35 @@ struct Limits {
     pace: bool,
     rate: bool,
     budget: bool,
+    named: bool,
     circuit: bool,
 }
 
 fn any_limits() -> impl Strategy<Value = Limits> {
-    (1_u32..5, any::<(bool, bool, bool, bool, bool)>()).prop_map(
-        |(slots, (bytes, pace, rate, budget, circuit))| Limits { slots, bytes, pace, rate, budget, circuit },
+    (1_u32..5, any::<(bool, bool, bool, bool, bool, bool)>()).prop_map(
+        |(slots, (bytes, pace, rate, budget, named, circuit))| Limits {
+            slots,
+            bytes,
+            pace,
+            rate,
+            budget,
+            named,
+            circuit,
+        },
     )
+}
+
+fn named_rate() -> Rate {
+    Rate::per_minute(1_800).burst(4)
+}
+
+fn named_budget() -> Budget {
+    Budget::input_tokens(75, Duration::from_secs(3))
+}
+
+/// A request whose tokens are in part input tokens.
+fn cost(tokens: u64) -> Cost {
+    Cost::request().tokens(tokens).input_tokens(tokens / 2)
 }
 
 fn build(limits: &Limits, clock: &ManualClock) -> Throttle {
@@ -96,6 +120,9 @@ fn build(limits: &Limits, clock: &ManualClock) -> Throttle {
     }
     if limits.budget {
         builder = builder.budget(Budget::tokens(100, Duration::from_secs(2)));
+    }
+    if limits.named {
+        builder = builder.rate_named("rpm", named_rate()).budget_named("itpm", named_budget());
     }
     if limits.circuit {
         builder = builder.circuit(Circuit::after_failures(4).open_for(Duration::from_millis(500)));
@@ -171,13 +198,13 @@ impl<'a> World<'a> {
         let throttle = self.throttle;
         match *step {
             Step::Acquire { tokens, bytes } => {
-                self.join(Caller::new(throttle.acquire(Cost::request().tokens(tokens).bytes(bytes))));
+                self.join(Caller::new(throttle.acquire(cost(tokens).bytes(bytes))));
             }
             Step::Within { tokens, millis } => {
-                let cost = Cost::request().tokens(tokens);
-                self.join(Caller::new(throttle.acquire_within(cost, Duration::from_millis(millis))));
+                let within = Duration::from_millis(millis);
+                self.join(Caller::new(throttle.acquire_within(cost(tokens), within)));
             }
-            Step::Try { tokens } => match throttle.try_acquire(Cost::request().tokens(tokens)) {
+            Step::Try { tokens } => match throttle.try_acquire(cost(tokens)) {
                 Ok(permit) => {
                     self.next += 1;
                     self.enter(permit, self.next);
@@ -213,6 +240,19 @@ impl<'a> World<'a> {
             Step::Budget(tokens) => {
                 let budget = tokens.map(|tokens| Budget::tokens(tokens, Duration::from_secs(2)));
                 throttle.retune(|limits| limits.budget = budget).expect("in bounds");
+            }
+            Step::Named(is_set) => {
+                let set = |limits: &mut Draft| {
+                    limits.rates.clear();
+                    limits.budgets.clear();
+                    if is_set {
+                        *limits = limits
+                            .clone()
+                            .rate_named("rpm", named_rate())
+                            .budget_named("itpm", named_budget());
+                    }
+                };
+                throttle.retune(set).expect("in bounds");
             }
             Step::Pace(millis) => {
                 let pace = millis.map(|millis| Pace::every(Duration::from_millis(millis)));
@@ -267,6 +307,11 @@ impl<'a> World<'a> {
         let snapshot = self.throttle.snapshot();
         assert_eq!((snapshot.in_flight, snapshot.waiting, snapshot.bytes_in_flight), (0, 0, 0));
         assert_eq!(snapshot.recovering_in_flight, 0);
+        // What is left was used in the last windows: nothing stays reserved or taken for good.
+        self.clock.advance(Duration::from_secs(60));
+        for limit in self.throttle.snapshot().limits {
+            assert_eq!(limit.available, limit.capacity.cast_signed(), "{limit:?}");
+        }
     }
 }
 

@@ -1,4 +1,5 @@
-//! `Auto`: rate and slots together, learned from what the upstream accepts.
+//! `Auto`, the default controller: turns accepted and rejected requests (429, 503) into a rate and a number of
+//! slots.
 //!
 //! Per dimension (requests, tokens) a [`Quota`] estimates what the upstream grants, and a pace swings around
 //! it; a [`HeaderLaw`] replaces it while quota headers are fresh. [`Outage`], [`Cap`] and [`Baseline`] exist
@@ -211,7 +212,7 @@ impl AutoState {
         let pace = self.pace(limits, index, now);
         let level = self.dimensions[index].refilled(pace, unit, (now - self.at).max(0.0));
         // A request above the mean cost takes the missing units as debt, so that later requests wait.
-        let lack = units(cost.units()[index]).min(unit) - level;
+        let lack = units(cost.estimated()[index]).min(unit) - level;
         // Less than a nanosecond's worth is a rounding error.
         if lack * 1e9 > pace { lack / pace } else { 0.0 }
     }
@@ -240,14 +241,14 @@ impl AutoState {
             self.outage.start(at);
             self.dimensions[0].quota.start(at);
         }
-        if cost.tokens > 0 && self.dimensions.len() == 1 {
-            let first = units(cost.tokens);
+        if cost.total_tokens() > 0 && self.dimensions.len() == 1 {
+            let first = units(cost.total_tokens());
             self.dimensions.push(Dimension::new(limits.rate_start * first, first, requests));
         }
         let in_flight = u16::try_from(in_flight).unwrap_or(u16::MAX);
         let mut sent = Dispatch { in_flight, cohort: self.baseline.join(at), ..Dispatch::default() };
         for (index, dimension) in self.dimensions.iter_mut().enumerate() {
-            let cost = cost.units()[index];
+            let cost = cost.estimated()[index];
             sent.before[index] = low_bits(dimension.quota.sent);
             dimension.quota.sent = dimension.quota.sent.saturating_add(cost);
             dimension.level -= units(cost);
@@ -262,7 +263,7 @@ impl AutoState {
     /// Undoes a request that was never sent.
     pub(crate) fn undo(&mut self, sent_at: Instant, cost: Cost) {
         for (index, dimension) in self.dimensions.iter_mut().enumerate() {
-            let cost = cost.units()[index];
+            let cost = cost.estimated()[index];
             dimension.quota.reject(cost, secs(sent_at));
             dimension.level += units(cost);
             if let Some(law) = &mut dimension.law {

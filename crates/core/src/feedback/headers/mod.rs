@@ -1,4 +1,4 @@
-//! Reads rate-limit headers: when to retry, how much remains, and when it resets.
+//! Parses `Retry-After` and rate-limit headers of providers: when to retry, how much remains, when it resets.
 //!
 //! Every provider has its own headers, and the same word means different things. [`read`] knows the formats
 //! and returns uniform [`Signals`]:

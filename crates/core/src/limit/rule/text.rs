@@ -72,7 +72,7 @@ fn parse(text: &str) -> Result<Limit, String> {
 }
 
 /// A whole number with an optional suffix.
-fn number(what: &str, text: &str) -> Result<u64, String> {
+pub(crate) fn number(what: &str, text: &str) -> Result<u64, String> {
     let (digits, factor) = SUFFIXES
         .iter()
         .find_map(|(suffix, factor)| Some((text.strip_suffix(suffix)?, *factor)))
@@ -99,7 +99,8 @@ fn is_digits(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|letter| letter.is_ascii_digit())
 }
 
-struct Number(u64);
+/// A number with the longest suffix that keeps it whole: `150k`.
+pub(crate) struct Number(pub(crate) u64);
 
 impl fmt::Display for Number {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -6,8 +6,8 @@ use proptest::option;
 use proptest::prelude::*;
 use tidegate::config::fields;
 use tidegate::{
-    Aimd, Backoff, Brake, Budget, Bytes, Circuit, Config, Controller, Draft, Jitter, KeyedOptions, Oversize,
-    Pace, Pause, Rate, Retry, RetryBudget, SizeRule, Slots, WhenRefused,
+    Aimd, Backoff, Brake, Budget, Bytes, Circuit, Config, Controller, Draft, Jitter, KeyedOptions, Named,
+    Oversize, Pace, Pause, Rate, Retry, RetryBudget, SizeRule, Slots, WhenRefused,
 };
 
 const COUNT_MAX: u32 = 1 << 30;
@@ -64,6 +64,20 @@ fn any_budget() -> impl Strategy<Value = Budget> {
     let oversize = prop_oneof![Just(Oversize::Refuse), Just(Oversize::Alone)];
     (units(), span(), oversize)
         .prop_map(|(tokens, window, rule)| Budget::tokens(tokens, window).oversize(rule))
+}
+
+fn any_named_budget() -> impl Strategy<Value = Budget> {
+    let kinds: [fn(u64, Duration) -> Budget; 3] =
+        [Budget::tokens, Budget::input_tokens, Budget::output_tokens];
+    let oversize = prop_oneof![Just(Oversize::Refuse), Just(Oversize::Alone)];
+    (0_usize..3, units(), span(), oversize)
+        .prop_map(move |(kind, tokens, window, rule)| kinds[kind](tokens, window).oversize(rule))
+}
+
+/// Up to four limits with different names.
+fn any_named<L: std::fmt::Debug>(limit: impl Strategy<Value = L>) -> impl Strategy<Value = Vec<Named<L>>> {
+    proptest::collection::btree_map("[a-zA-Z0-9_.-]{1,20}", limit, 0..5)
+        .prop_map(|all| all.into_iter().map(|(name, limit)| Named::new(name, limit)).collect())
 }
 
 fn any_circuit() -> impl Strategy<Value = Circuit> {
@@ -140,10 +154,18 @@ fn any_draft() -> impl Strategy<Value = Draft> {
         (option::of(any_circuit()).boxed(), any_pause().boxed(), any_controller(), any_retry().boxed());
     let counted = (option::of(any_count()), 1_u32..=100, count());
     let moved = option::weighted(0.3, any_adaptive_rate()).boxed();
-    let all = (held.boxed(), spent.boxed(), learnt.boxed(), counted, moved);
-    all.prop_map(|(held, spent, learnt, counted, moved)| {
+    let named = (any_named(any_rate()).boxed(), any_named(any_named_budget()).boxed()).prop_map(
+        |(rates, budgets)| {
+            // Rates and budgets share their names.
+            let budgets = budgets.into_iter().map(|named| Named::new(named.name + "_b", named.limit));
+            (rates, budgets.collect::<Vec<_>>())
+        },
+    );
+    let all = (held.boxed(), spent.boxed(), named.boxed(), learnt.boxed(), counted, moved);
+    all.prop_map(|(held, spent, named, learnt, counted, moved)| {
         let (slots, recovery_slots, bytes) = held;
         let (pace, rate, budget) = spent;
+        let (rates, budgets) = named;
         let (circuit, pause, controller, retry) = learnt;
         let (rate, controller) = moved.map_or((rate, controller), |(rate, moved)| (Some(rate), moved));
         let (total, milestone_percent, waiters_max) = counted;
@@ -153,7 +175,9 @@ fn any_draft() -> impl Strategy<Value = Draft> {
             bytes,
             pace,
             rate,
+            rates,
             budget,
+            budgets,
             circuit,
             pause,
             controller,
