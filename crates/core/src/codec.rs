@@ -9,35 +9,59 @@ use serde::{Serialize, Serializer};
 
 use crate::cause::Cause;
 use crate::control::{Control, Estimate, Reason};
+use crate::cost::Cost;
 use crate::event::{Change, Event, Notice, Trip, Why};
 use crate::feedback::headers::Dimension;
 use crate::outcome::{Kind, Outcome};
 use crate::per_second::PerSecond;
-use crate::snapshot::{CircuitState, CircuitView, Phase, Snapshot, State};
+use crate::snapshot::{CircuitState, CircuitView, LimitView, Phase, Snapshot, State};
 use crate::statistics::Outcomes;
 use crate::time::Instant;
+use crate::verdict::GateName;
 
-fn span<S: Serializer>(span: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+fn seconds<S: Serializer>(span: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_f64(span.as_secs_f64())
 }
 
-fn maybe_span<S: Serializer>(span: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+fn maybe_seconds<S: Serializer>(span: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
     span.map(|span| span.as_secs_f64()).serialize(serializer)
 }
 
-fn span_change<S: Serializer>(change: &Change<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+fn seconds_change<S: Serializer>(change: &Change<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
     Change { from: change.from.as_secs_f64(), to: change.to.as_secs_f64() }.serialize(serializer)
 }
 
 impl Serialize for Instant {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        span(&self.since(Self::ZERO), serializer)
+        seconds(&self.since(Self::ZERO), serializer)
     }
 }
 
 impl Serialize for PerSecond {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_f64(self.as_f64())
+    }
+}
+
+impl Serialize for GateName {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl Serialize for Cost {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Form {
+            requests: u64,
+            tokens: u64,
+            bytes: u64,
+            input_tokens: u64,
+            output_tokens: u64,
+        }
+        let Self { tokens, bytes, input_tokens, output_tokens, .. } = *self;
+        Form { requests: self.request_count(), tokens, bytes, input_tokens, output_tokens }
+            .serialize(serializer)
     }
 }
 
@@ -53,7 +77,7 @@ macro_rules! by_form {
 }
 
 by_form!(
-    Snapshot: SnapshotForm, State: StateForm, Phase: PhaseForm, CircuitView: CircuitForm,
+    Snapshot: SnapshotForm, LimitView: LimitForm, State: StateForm, Phase: PhaseForm, CircuitView: CircuitForm,
     CircuitState: CircuitStateForm, Outcomes: OutcomesForm, Control: ControlForm, Estimate: EstimateForm,
     Reason: ReasonForm, Notice: NoticeForm, Event: EventForm, Why: WhyForm, Trip: TripForm, Kind: KindForm,
     Cause: CauseForm, Dimension: DimensionForm
@@ -76,10 +100,10 @@ impl Serialize for Outcome {
         struct Form {
             kind: Kind,
             cause: Option<Cause>,
-            tokens: Option<u64>,
-            #[serde(serialize_with = "maybe_span")]
+            spent: Option<Cost>,
+            #[serde(serialize_with = "maybe_seconds")]
             retry_after: Option<Duration>,
-            #[serde(serialize_with = "maybe_span")]
+            #[serde(serialize_with = "maybe_seconds")]
             latency: Option<Duration>,
             is_retried: bool,
             exceeded: Option<Dimension>,
@@ -87,7 +111,7 @@ impl Serialize for Outcome {
         let form = Form {
             kind: self.kind(),
             cause: self.cause(),
-            tokens: self.spent_cost().map(|cost| cost.tokens),
+            spent: self.spent_cost(),
             retry_after: self.hint(),
             latency: self.latency(),
             is_retried: self.is_retried(),
@@ -108,27 +132,28 @@ struct SnapshotForm {
     slots_max: Option<u32>,
     slots_ceiling: Option<u32>,
     recovering_in_flight: u32,
-    #[serde(serialize_with = "span")]
+    #[serde(serialize_with = "seconds")]
     interval: Duration,
     bytes_in_flight: u64,
     rate: Option<PerSecond>,
     rate_level: Option<i64>,
     tokens_used: u64,
     tokens_remaining: Option<u64>,
+    limits: Vec<LimitView>,
     failures: u64,
     circuit: Option<CircuitView>,
     error_rate: Option<f64>,
     outcomes: Outcomes,
-    #[serde(serialize_with = "maybe_span")]
+    #[serde(serialize_with = "maybe_seconds")]
     latency_mean: Option<Duration>,
-    #[serde(serialize_with = "maybe_span")]
+    #[serde(serialize_with = "maybe_seconds")]
     latency_p50: Option<Duration>,
-    #[serde(serialize_with = "maybe_span")]
+    #[serde(serialize_with = "maybe_seconds")]
     latency_p95: Option<Duration>,
     completed: u64,
     total: u64,
     percentage: Option<f64>,
-    #[serde(serialize_with = "maybe_span")]
+    #[serde(serialize_with = "maybe_seconds")]
     eta: Option<Duration>,
     waiting: u32,
     admitted: u64,
@@ -138,6 +163,15 @@ struct SnapshotForm {
     control: Option<Control>,
     listener_panics: u64,
     events_lost: u64,
+}
+
+#[derive(Serialize)]
+#[serde(remote = "LimitView")]
+struct LimitForm {
+    name: GateName,
+    counts: Dimension,
+    capacity: u64,
+    available: i64,
 }
 
 #[derive(Serialize)]
@@ -167,7 +201,7 @@ struct CircuitForm {
     consecutive_failures: u32,
     probe_successes: u32,
     probes_in_flight: u32,
-    #[serde(serialize_with = "span")]
+    #[serde(serialize_with = "seconds")]
     retry_after: Duration,
 }
 
@@ -230,14 +264,14 @@ struct NoticeForm {
 enum EventForm {
     Slowed {
         slots: Change<u32>,
-        #[serde(serialize_with = "span_change")]
+        #[serde(serialize_with = "seconds_change")]
         interval: Change<Duration>,
         rate: Option<Change<PerSecond>>,
         why: Why,
     },
     SpedUp {
         slots: Change<u32>,
-        #[serde(serialize_with = "span_change")]
+        #[serde(serialize_with = "seconds_change")]
         interval: Change<Duration>,
         rate: Option<Change<PerSecond>>,
     },
@@ -251,7 +285,7 @@ enum EventForm {
         ceiling: Change<u32>,
     },
     CircuitOpened {
-        #[serde(serialize_with = "span")]
+        #[serde(serialize_with = "seconds")]
         span: Duration,
         why: Trip,
     },
@@ -259,13 +293,13 @@ enum EventForm {
     CircuitClosed,
     Paused {
         until: Instant,
-        #[serde(serialize_with = "span")]
+        #[serde(serialize_with = "seconds")]
         span: Duration,
     },
     PauseCapped {
-        #[serde(serialize_with = "span")]
+        #[serde(serialize_with = "seconds")]
         asked: Duration,
-        #[serde(serialize_with = "span")]
+        #[serde(serialize_with = "seconds")]
         capped: Duration,
     },
     Resumed,
@@ -275,7 +309,7 @@ enum EventForm {
     },
     BudgetCoarsened,
     GrantUnseen {
-        #[serde(serialize_with = "span")]
+        #[serde(serialize_with = "seconds")]
         span: Duration,
     },
     Progressed {
@@ -294,14 +328,14 @@ enum EventForm {
 enum WhyForm {
     Failures {
         count: u64,
-        #[serde(serialize_with = "span")]
+        #[serde(serialize_with = "seconds")]
         within: Duration,
     },
     Overload,
     Latency {
-        #[serde(serialize_with = "span")]
+        #[serde(serialize_with = "seconds")]
         latency: Duration,
-        #[serde(serialize_with = "span")]
+        #[serde(serialize_with = "seconds")]
         target: Duration,
     },
 }

@@ -13,6 +13,7 @@ mod adaptive_rate;
 mod auto;
 mod cancel;
 mod clocks;
+mod codec;
 mod cooperation;
 mod drain;
 mod layered;
