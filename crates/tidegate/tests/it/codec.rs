@@ -40,7 +40,7 @@ fn events_are_serialized_with_their_name() {
 }
 
 #[test]
-fn outcome_is_serialized_with_what_was_spent() {
+fn outcome_is_serialized_with_its_usage() {
     let outcome = Outcome::overload().because(Cause::Throttled).retry_after(millis(1_500));
     let wanted = json!({
         "kind": "overload", "cause": "throttled", "retry_after": 1.5, "latency": null, "is_retried": false,
