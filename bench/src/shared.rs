@@ -6,7 +6,7 @@ use std::hint::black_box;
 use anyhow::{Context, Result, bail};
 use limitador::RateLimiter;
 use limitador::limit::{Context as PeerContext, Limit as PeerLimit};
-use tidegate::{Entity, EntityId, Expect, Limit, Limiter, Memory, Policy, Scope};
+use tidegate::{Across, Entity, EntityId, Expect, Limit, Limiter, Memory, Policy, Scope};
 use tokio::runtime::Runtime;
 
 use tidegate_bench::Case;
@@ -18,17 +18,18 @@ const PLENTY: u64 = 1 << 39;
 const ENTITIES: usize = 1_000;
 const COST: [(&str, u64); 2] = [("rpm", 1), ("tpm", 800)];
 
-pub(crate) const CASES: [Case; 5] = [
+pub(crate) const CASES: [Case; 6] = [
     ("memory_acquire", memory_acquire),
     ("memory_spend", |rounds| memory_spend(rounds).map(|row| vec![row])),
     ("memory_bucket_bytes", |_| memory_bucket_bytes()),
     ("cascade", |rounds| cascade(rounds).map(|row| vec![row])),
+    ("pooled_acquire_memory", |rounds| pooled(rounds).map(|row| vec![row])),
     ("instructions", |_| counts()),
 ];
 
 /// Runs a hot path for callgrind.
 pub(crate) fn run_hot(name: &str, times: u32) -> Result<()> {
-    let ours = Ours::new(1)?;
+    let ours = Ours::new(1, false)?;
     let names = names();
     match name {
         "shared_acquire" => ours.acquire_and_settle(&names[..1], times),
@@ -42,19 +43,22 @@ pub(crate) fn run_hot(name: &str, times: u32) -> Result<()> {
     Ok(())
 }
 
-/// A limiter whose entities have so many levels, each with two limits that are never reached.
+/// A limiter whose entities have so many levels, each with two limits that are never reached, and a pool of all
+/// entities if it `has_pool`.
 struct Ours {
     limiter: Limiter,
     runtime: Runtime,
 }
 
 impl Ours {
-    fn new(levels: usize) -> Result<Self> {
+    fn new(levels: usize, has_pool: bool) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
         let limiter = Limiter::new(Memory::new());
         runtime.block_on(async {
             let admin = limiter.admin("bench");
             let limits = [Limit::per_minute("rpm", PLENTY), Limit::per_minute("tpm", PLENTY)];
+            let pool = has_pool.then(|| Limit::per_minute("tpm", PLENTY).across(Across::Entities));
+            let limits = limits.into_iter().chain(pool);
             admin.set_policy(Scope::System, Policy::new(limits)?).await?;
             let mut parent: Option<EntityId> = None;
             for level in 1..levels {
@@ -119,7 +123,7 @@ fn check_and_update(peer: &RateLimiter, contexts: &[PeerContext<'_>], times: u32
 }
 
 fn memory_acquire(rounds: u32) -> Result<Vec<Row>> {
-    let (ours, names) = (Ours::new(1)?, names());
+    let (ours, names) = (Ours::new(1, false)?, names());
     let (peer, contexts) = peer(true)?;
     let pair = |count: usize| {
         best_of_batches(
@@ -138,7 +142,7 @@ fn memory_acquire(rounds: u32) -> Result<Vec<Row>> {
 }
 
 fn memory_spend(rounds: u32) -> Result<Row> {
-    let (ours, names) = (Ours::new(1)?, names());
+    let (ours, names) = (Ours::new(1, false)?, names());
     let (peer, contexts) = peer(false)?;
     let pair = best_of_batches(
         rounds,
@@ -150,13 +154,24 @@ fn memory_spend(rounds: u32) -> Result<Row> {
 }
 
 fn cascade(rounds: u32) -> Result<Row> {
-    let (three, one, names) = (Ours::new(3)?, Ours::new(1)?, names());
+    let (three, one, names) = (Ours::new(3, false)?, Ours::new(1, false)?, names());
     let pair = best_of_batches(
         rounds,
         |times| three.acquire_and_settle(&names, times),
         |times| one.acquire_and_settle(&names, times),
     );
     Ok(Row::new("cascade", pair, Some(3.0), "ns", "acquire + settle on three levels vs on one"))
+}
+
+fn pooled(rounds: u32) -> Result<Row> {
+    let (pooled, plain, names) = (Ours::new(1, true)?, Ours::new(1, false)?, names());
+    let pair = best_of_batches(
+        rounds,
+        |times| pooled.acquire_and_settle(&names, times),
+        |times| plain.acquire_and_settle(&names, times),
+    );
+    let what = "acquire + settle of two limits and a pooled one, vs without the pooled one";
+    Ok(Row::new("pooled_acquire_memory", pair, Some(1.6), "ns", what))
 }
 
 fn memory_bucket_bytes() -> Result<Vec<Row>> {

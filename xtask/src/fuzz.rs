@@ -58,15 +58,7 @@ fn schemathesis() -> Result<PathBuf> {
         return Ok(program);
     }
     println!("schemathesis {VERSION} is missing, installing it from PyPI");
-    install::ensure_tool("python3", "python3")?;
-    let by_hand =
-        "could not create a folder for Python packages: install the package python3-venv by hand, as root";
-    let mut folder_made = at_root("python3");
-    folder_made.args(["-m", "venv", "--clear"]).arg(&folder);
-    step::capture("python3 -m venv", &mut folder_made).context(by_hand)?;
-    let mut install = at_root(folder.join("bin/pip"));
-    install.args(["install", "--quiet", "--disable-pip-version-check", &format!("schemathesis=={VERSION}")]);
-    step::capture("pip install schemathesis", &mut install)?;
+    install::python_packages(&folder, &[&format!("schemathesis=={VERSION}")])?;
     ensure!(program.is_file(), "schemathesis is installed, but {} is missing", program.display());
     Ok(program)
 }

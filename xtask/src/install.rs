@@ -47,6 +47,20 @@ pub(crate) fn ensure_cargo_tool(name: &str) -> Result<()> {
     step::stream(install.arg(cargo_tools()).arg(name))
 }
 
+/// Installs packages from PyPI into a folder of their own.
+pub(crate) fn python_packages(folder: &Path, packages: &[&str]) -> Result<()> {
+    ensure_tool("python3", "python3")?;
+    let by_hand =
+        "could not create a folder for Python packages: install the package python3-venv by hand, as root";
+    let mut folder_made = workspace::at_root("python3");
+    folder_made.args(["-m", "venv", "--clear"]).arg(folder);
+    step::capture("python3 -m venv", &mut folder_made).context(by_hand)?;
+    let mut install = workspace::at_root(folder.join("bin/pip"));
+    install.args(["install", "--quiet", "--disable-pip-version-check"]).args(packages);
+    step::capture(&format!("pip install {}", packages.join(" ")), &mut install)?;
+    Ok(())
+}
+
 /// PATH with the tools that [`ensure_cargo_tool`] built.
 pub(crate) fn path_with_cargo_tools() -> Result<OsString> {
     let path = env::var_os("PATH").unwrap_or_default();

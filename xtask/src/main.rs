@@ -12,6 +12,7 @@ mod engines;
 mod examples;
 mod fuzz;
 mod install;
+mod sdk;
 mod step;
 mod test;
 mod tidy;

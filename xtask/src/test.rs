@@ -20,6 +20,7 @@ use crate::engines::{self, Engine, EngineGuard};
 use crate::examples;
 use crate::fuzz;
 use crate::install;
+use crate::sdk;
 use crate::step::{self, Steps};
 use crate::tidy;
 use crate::workspace::{self, cargo};
@@ -90,6 +91,7 @@ fn run_steps(steps: &mut Steps, options: &Options) -> Result<()> {
     steps.run("doc tests", || step::stream(&mut cargo("test --workspace --all-features --doc")))?;
     steps.run("examples", examples::run)?;
     steps.run("fuzz", || fuzz::run(depth))?;
+    steps.run("sdks", sdk::run)?;
     drop(load);
     steps.run("model", || model(depth))?;
     steps.run("model clippy", model_clippy)?;

@@ -15,10 +15,12 @@ use crate::output::Format;
 use crate::parse;
 use crate::verbs::acquire::AcquireArgs;
 use crate::verbs::audit::AuditVerb;
+use crate::verbs::bucket::BucketVerb;
 use crate::verbs::entity::EntityVerb;
 use crate::verbs::inspect::{BalanceArgs, CapacityArgs, ExplainArgs};
 use crate::verbs::lab::LabVerb;
 use crate::verbs::limits::LimitsVerb;
+use crate::verbs::proxy::{MockArgs, ProxyArgs};
 use crate::verbs::serve::ServeArgs;
 use crate::verbs::store::StoreVerb;
 use crate::verbs::token::TokenVerb;
@@ -131,6 +133,10 @@ pub(crate) fn actor(configured: Option<String>) -> String {
 pub(crate) enum Verb {
     /// Serve the limits of a store over HTTP, to programs in any language
     Serve(Box<ServeArgs>),
+    /// Forward calls to LLM APIs as fast as they accept them: callers wait instead of a 429
+    Proxy(Box<ProxyArgs>),
+    /// Behave like an LLM API with limits of your choice
+    Mock(Box<MockArgs>),
     /// Write, show and compare limits
     #[command(subcommand)]
     Limits(LimitsVerb),
@@ -145,6 +151,9 @@ pub(crate) enum Verb {
     Capacity(CapacityArgs),
     /// Show how an acquire would be decided, and why, without drawing anything
     Explain(ExplainArgs),
+    /// Repair a bucket after a wrong settlement
+    #[command(subcommand)]
+    Bucket(BucketVerb),
     /// Show usage
     #[command(subcommand)]
     Usage(UsageVerb),
@@ -180,10 +189,10 @@ fn ignored(verb: &str) -> &'static [&'static str] {
     const IDS: [&str; 9] =
         ["server", "token_file", "ca", "client_cert", "client_key", "actor", "store", "timeout", "json"];
     match verb {
-        "serve" => &IDS[..5],
+        "serve" | "proxy" => &IDS[..5],
         "store" => &IDS[..6],
         "fetch" => &IDS[..7],
-        "lab" => &IDS[..8],
+        "lab" | "mock" => &IDS[..8],
         "completions" => &IDS,
         // They change nothing that is audited.
         "acquire" | "balance" | "capacity" | "explain" | "usage" | "audit" | "status" | "watch" => &IDS[5..6],
@@ -218,7 +227,13 @@ impl Args {
                     "TIDEGATE_SERVER is set, but `{verb}` works on the store directly: use --store <URL>",
                 ));
             }
-            Verb::Serve(_) | Verb::Store(_) | Verb::Fetch(_) | Verb::Lab(_) | Verb::Completions { .. } => {
+            Verb::Serve(_)
+            | Verb::Proxy(_)
+            | Verb::Mock(_)
+            | Verb::Store(_)
+            | Verb::Fetch(_)
+            | Verb::Lab(_)
+            | Verb::Completions { .. } => {
                 shared.server = None;
             }
             _ => match (is_typed("store"), is_typed("server")) {

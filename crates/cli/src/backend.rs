@@ -8,13 +8,14 @@ use std::time::Duration;
 use tidegate::store::archive::ArchiveReport;
 use tidegate::store::{AuditQuery, Listing, Page, PolicyChange};
 use tidegate::{
-    Balance, Capacity, Entity, EntityId, Expect, Explanation, LimitLine, LimitName, Paging, Policy,
+    Balance, Capacity, Entity, EntityId, Expect, Explanation, LimitKey, LimitLine, Paging, Policy,
     PolicyChanges, ResourceName, Scope, SettleStatus, Stamp, Subject, Undeclared, Usage, UsageQuery,
     UsageSum, Version, Versioned,
 };
 use tidegate_core::limit::audit::Entry;
 use tidegate_core::limit::name::Namespace;
 use tidegate_core::limit::token::{Token, TokenId, TokenScopes};
+use tidegate_server::Secret;
 
 use crate::failure::Failure;
 use crate::parse::Units;
@@ -56,6 +57,8 @@ pub(crate) struct TokenRequest {
     pub(crate) name: String,
     pub(crate) scopes: TokenScopes,
     pub(crate) expires_at: Option<Stamp>,
+    /// Its secret; generated if absent. A server generates it always.
+    pub(crate) secret: Option<Secret>,
 }
 
 /// A created token and its secret, which is shown once and not stored.
@@ -115,7 +118,14 @@ pub(crate) trait Backend {
 
     async fn balances(&self, subject: &Subject) -> Result<Vec<LimitLine>, Failure>;
     async fn balances_of_entity(&self, entity: &EntityId) -> Result<Vec<Balance>, Failure>;
-    async fn capacity(&self, resource: &ResourceName) -> Result<BTreeMap<LimitName, Capacity>, Failure>;
+    async fn capacity(&self, resource: &ResourceName) -> Result<BTreeMap<LimitKey, Capacity>, Failure>;
+    /// Sets the units available in a bucket that a subject draws from; `None` fills it.
+    async fn set_bucket(
+        &self,
+        subject: &Subject,
+        limit: &LimitKey,
+        units: Option<u64>,
+    ) -> Result<Versioned<Balance>, Failure>;
     async fn explain(&self, request: &AcquireRequest) -> Result<Explanation, Failure>;
 
     async fn usage(&self, query: &UsageQuery, paging: &Paging) -> Result<Page<Usage>, Failure>;

@@ -8,12 +8,14 @@ use std::time::Duration;
 use serde_json::{Map, json};
 use tidegate::store::archive::ArchiveReport;
 use tidegate::store::lifecycle::{
-    CheckReport, DestroyReport, InitReport, NamespaceList, Part, Setting, Space, StoreLocation, UpgradeReport,
+    BackupReport, CheckReport, DestroyReport, InitReport, NamespaceList, Part, Setting, Space, StoreLocation,
+    UpgradeReport,
 };
 use tidegate::store::{Cursor, Page};
 use tidegate::{
-    Balance, Capacity, Entity, Explanation, LimitLine, LimitName, Policy, PolicyChanges, Scope, Source,
-    Stamp, Step, Subject, Tally, Usage, UsageSum, Version, Versioned, Window, Would,
+    Balance, Capacity, DeclaredToken, Entity, EntityId, Explanation, LimitKey, LimitLine, Policy,
+    ResourceName, Scope, Source, Stamp, Step, Subject, Tally, Usage, UsageSum, Version, Versioned, Window,
+    Would,
 };
 use tidegate_core::limit::audit::{Change, Entry};
 use tidegate_core::limit::token::Token;
@@ -22,6 +24,7 @@ use crate::backend::{AcquireRequest, CreatedToken, Grant, Status, StoredPolicy};
 use crate::default_paths::OpenStore;
 use crate::failure::Failure;
 use crate::format;
+use crate::manifest::{Applied, EntityChange, ManifestChanges};
 use crate::plot::Series;
 use crate::verbs::serve::Addresses;
 
@@ -91,7 +94,7 @@ pub(crate) fn changed(step: &Step, version: Option<Version>) -> Json {
 }
 
 /// A plan, with the version it was applied at, if it was.
-pub(crate) fn plan(plan: &PolicyChanges, version: Option<Version>) -> Json {
+pub(crate) fn plan(changes: &ManifestChanges) -> Json {
     let step = |step: &Step| {
         json!({
             "scope": scope(&step.scope),
@@ -100,8 +103,36 @@ pub(crate) fn plan(plan: &PolicyChanges, version: Option<Version>) -> Json {
             "after": step.after.as_ref().map(policy),
         })
     };
-    let steps: Vec<Json> = plan.steps().iter().map(step).collect();
-    json!({ "has_changes": !plan.is_empty(), "changes": steps, "version": version.map(Version::number) })
+    let steps: Vec<Json> = changes.policies.steps().iter().map(step).collect();
+    let entity_change = |change: &EntityChange| {
+        json!({
+            "before": change.before.as_ref().map(entity),
+            "after": bare_entity(&change.after),
+        })
+    };
+    let token = |token: &DeclaredToken| {
+        json!({
+            "id": token.id.as_str(),
+            "name": token.name,
+            "scopes": token.scopes.iter().map(|scope| scope.to_string()).collect::<Vec<_>>(),
+            "expires_at": token.expires_at.map(|at| at.to_string()),
+        })
+    };
+    json!({
+        "has_changes": !changes.is_empty(),
+        "changes": steps,
+        "entities": changes.entities.iter().map(entity_change).collect::<Vec<_>>(),
+        "tokens": changes.tokens.iter().map(token).collect::<Vec<_>>(),
+        "version": null,
+    })
+}
+
+/// The changes of a manifest that was applied, with the secrets of new tokens.
+pub(crate) fn applied(changes: &ManifestChanges, applied: &Applied) -> Json {
+    let mut json = plan(changes);
+    json["version"] = json!(applied.version.number());
+    json["tokens"] = applied.tokens.iter().map(made_token).collect();
+    json
 }
 
 fn bare_entity(entity: &Entity) -> Json {
@@ -110,6 +141,7 @@ fn bare_entity(entity: &Entity) -> Json {
         "name": entity.display_name(),
         "parent": entity.parent_id().map(ToString::to_string),
         "cascade": entity.cascades(),
+        "disabled": entity.is_disabled(),
         "metadata": entity.notes(),
     })
 }
@@ -119,6 +151,18 @@ pub(crate) fn entity(entity: &Versioned<Entity>) -> Json {
     let mut json = bare_entity(&entity.value);
     json["version"] = json!(entity.version.number());
     json
+}
+
+/// An entity in a tree.
+pub(crate) fn tree_entity(versioned: &Versioned<Entity>, children: Vec<Json>) -> Json {
+    let mut json = entity(versioned);
+    json["children"] = Json::Array(children);
+    json
+}
+
+/// Trees of entities.
+pub(crate) fn tree(roots: &[Json]) -> Json {
+    json!({ "entities": roots })
 }
 
 /// A removed entity.
@@ -148,8 +192,8 @@ fn source(source: &Source) -> Json {
 /// The state of a limit.
 pub(crate) fn balance(balance: &Balance) -> Json {
     json!({
-        "entity": balance.subject.entity.as_str(),
-        "resource": balance.subject.resource.as_str(),
+        "entity": balance.subject.one_entity().map(EntityId::as_str),
+        "resource": balance.subject.one_resource().map(ResourceName::as_str),
         "limit": balance.limit.as_str(),
         "available": balance.available,
         "burst": balance.burst,
@@ -160,6 +204,13 @@ pub(crate) fn balance(balance: &Balance) -> Json {
         "is_short": balance.is_short(),
         "retry_after": balance.retry_after.map(seconds),
     })
+}
+
+/// A bucket that was set.
+pub(crate) fn bucket(set: &Versioned<Balance>) -> Json {
+    let mut json = balance(&set.value);
+    json["version"] = json!(set.version.number());
+    json
 }
 
 /// The state of a limit, and the policy it comes from.
@@ -175,10 +226,10 @@ pub(crate) fn balances<T>(lines: &[T], line: impl Fn(&T) -> Json) -> Json {
 }
 
 /// How much of a resource's limits is in use.
-pub(crate) fn capacity(sums: &BTreeMap<LimitName, Capacity>) -> Json {
-    let limit = |(limit, sum): (&LimitName, &Capacity)| {
+pub(crate) fn capacity(sums: &BTreeMap<LimitKey, Capacity>) -> Json {
+    let limit = |(limit, sum): (&LimitKey, &Capacity)| {
         json!({
-            "limit": limit.as_str(),
+            "limit": limit.to_string(),
             "buckets": sum.buckets,
             "burst": sum.burst,
             "available": sum.available,
@@ -226,8 +277,8 @@ fn tally(json: &mut Json, tally: &Tally) {
 /// A line of usage.
 pub(crate) fn usage(line: &Usage) -> Json {
     let mut json = json!({
-        "entity": line.subject.entity.as_str(),
-        "resource": line.subject.resource.as_str(),
+        "entity": line.subject.one_entity().map(EntityId::as_str),
+        "resource": line.subject.one_resource().map(ResourceName::as_str),
         "limit": line.limit.as_str(),
         "window": window(line.window),
         "start": line.start.to_string(),
@@ -238,8 +289,8 @@ pub(crate) fn usage(line: &Usage) -> Json {
 
 /// Summed usage.
 pub(crate) fn usage_sum(sum: &UsageSum) -> Json {
-    let line = |(limit, sum): (&LimitName, &Tally)| {
-        let mut json = json!({ "limit": limit.as_str() });
+    let line = |(limit, sum): (&LimitKey, &Tally)| {
+        let mut json = json!({ "limit": limit.to_string() });
         tally(&mut json, sum);
         json
     };
@@ -296,6 +347,15 @@ pub(crate) fn entry(entry: &Entry) -> Json {
         Change::Policy { scope: at, before, after } => {
             ("policy", scope(at), before.as_ref().map(policy), after.as_ref().map(policy))
         }
+        Change::Bucket { bucket, limit, before, after } => {
+            let at = json!({
+                "kind": "bucket",
+                "entity": bucket.one_entity().map(EntityId::as_str),
+                "resource": bucket.one_resource().map(ResourceName::as_str),
+                "limit": limit.as_str(),
+            });
+            ("bucket", at, Some(json!({ "available": before })), Some(json!({ "available": after })))
+        }
         Change::Token { before, after } => {
             ("token", Json::Null, before.as_ref().map(bare_token), Some(bare_token(after)))
         }
@@ -328,10 +388,16 @@ pub(crate) fn serving(addresses: &Addresses, opened: &OpenStore, token: Option<&
         "url": addresses.url,
         "metrics": addresses.metrics,
         "envoy": addresses.envoy,
+        "proxy": addresses.proxy,
         "store": opened.url,
         "namespace": opened.namespace.as_str(),
         "token": token,
     })
+}
+
+/// Where a proxy or a mock listens.
+pub(crate) fn listening(url: &str) -> Json {
+    json!({ "url": url })
 }
 
 /// The state of the store or the server.
@@ -417,6 +483,10 @@ pub(crate) fn upgraded(upgraded: &UpgradeReport, url: &str) -> Json {
 }
 
 /// What a removal would lose.
+pub(crate) fn copied(copied: &BackupReport, url: &str) -> Json {
+    json!({ "store": url, "file": copied.file.display().to_string(), "bytes": copied.bytes })
+}
+
 pub(crate) fn losses(listed: &NamespaceList, url: &str) -> Json {
     let Json::Object(listed) = listed_store(listed) else { return Json::Null };
     with(listed, json!({ "store": url, "is_removed": false }))

@@ -1,6 +1,7 @@
 //! The configuration of `serve`. Flags override the environment, which overrides the file, which overrides
 //! the defaults.
 
+use std::collections::BTreeMap;
 use std::env;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -18,6 +19,8 @@ use crate::envoy;
 use crate::failure::Failure;
 use crate::format;
 use crate::parse;
+use crate::proxy::ProxySettings;
+use crate::verbs::proxy::LISTEN as PROXY_LISTEN;
 
 /// The default listen address.
 const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8707);
@@ -52,6 +55,16 @@ pub(crate) struct ServeSettings {
     /// The `[envoy]` table of a file: its address and rules.
     #[arg(skip)]
     pub(crate) envoy: Option<toml::Table>,
+    /// Apply this file of limits, entities and tokens at the start and on SIGHUP; see `limits apply`
+    #[arg(long, value_name = "FILE", env = "TIDEGATE_MANIFEST", hide_env_values = true)]
+    pub(crate) manifest: Option<PathBuf>,
+    /// Forward calls to LLM APIs here; the file names them in `[proxy]` [default: 127.0.0.1:8709]
+    #[arg(long = "proxy", value_name = "ADDRESS", env = "TIDEGATE_PROXY", hide_env_values = true)]
+    #[serde(skip)]
+    pub(crate) proxy_listen: Option<SocketAddr>,
+    /// The `[proxy]` table of a file.
+    #[arg(skip)]
+    pub(crate) proxy: Option<ProxyTable>,
     /// Let other machines connect without TLS: tokens cross the network in plain text
     #[arg(long, value_name = "BOOL", env = "TIDEGATE_WITHOUT_TLS", hide_env_values = true)]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
@@ -105,6 +118,46 @@ pub(crate) struct TlsTable {
 struct TlsClient {
     name: String,
     token: String,
+}
+
+/// The `[proxy]` table of a file.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct ProxyTable {
+    listen: Option<SocketAddr>,
+    upstreams: Vec<String>,
+    keys: BTreeMap<String, String>,
+    profiles: Option<PathBuf>,
+    require_token: bool,
+    within: Option<Span>,
+    within_max: Option<Span>,
+}
+
+/// A duration in a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+struct Span(Duration);
+
+impl TryFrom<String> for Span {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        parse::duration(&text).map(Self)
+    }
+}
+
+impl ProxyTable {
+    /// The address and the settings, if a flag or the file configures a proxy.
+    fn decide(typed: Option<SocketAddr>, file: Option<Self>) -> Option<(SocketAddr, ProxySettings)> {
+        if typed.is_none() && file.is_none() {
+            return None;
+        }
+        let Self { listen, upstreams, keys, profiles, require_token, within, within_max } =
+            file.unwrap_or_default();
+        let (within, within_max) = (within.map(|Span(span)| span), within_max.map(|Span(span)| span));
+        let settings = ProxySettings { upstreams, keys, profiles, require_token, within, within_max };
+        Some((typed.or(listen).unwrap_or(PROXY_LISTEN), settings))
+    }
 }
 
 /// The resolved TLS configuration.
@@ -185,6 +238,8 @@ pub(crate) struct Serving {
     pub(crate) listen: SocketAddr,
     pub(crate) metrics: Option<SocketAddr>,
     pub(crate) envoy: Option<(SocketAddr, EnvoyRules)>,
+    pub(crate) manifest: Option<PathBuf>,
+    pub(crate) proxy: Option<(SocketAddr, ProxySettings)>,
     pub(crate) without_tls: bool,
     pub(crate) tls: Option<TlsSettings>,
     /// A warning for the log about a key without effect.
@@ -215,6 +270,8 @@ impl ServeSettings {
             listen: self.listen.or(file.listen).unwrap_or(LISTEN),
             metrics: self.metrics.or(file.metrics),
             envoy: envoy::decide(self.envoy_listen, file.envoy)?,
+            manifest: self.manifest.or(file.manifest),
+            proxy: ProxyTable::decide(self.proxy_listen, file.proxy),
             without_tls: self.without_tls.or(file.without_tls).unwrap_or(false),
             warning: file.aggregate.map(|_| AGGREGATE_IS_IGNORED),
             log: self.log.or(file.log).unwrap_or(LogForm::Text),

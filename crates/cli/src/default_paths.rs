@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate::store::open;
+use tidegate::store::{lifecycle, open};
 use tidegate::{Durability, SqliteOptions, Store, StoreError};
 use tidegate_core::limit::name::Namespace;
 use tokio::time::timeout;
@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use crate::failure::Failure;
 
 /// An open store, and its address.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct OpenStore {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) url: String,
@@ -99,6 +99,10 @@ pub(crate) fn store_failure(error: StoreError, url: &str) -> Failure {
     match error {
         StoreError::Invalid { what } if !is_address => {
             Failure::usage(what).next("correct --store or TIDEGATE_STORE")
+        }
+        // Not a file or a table of another program or version, but the address: a restart does not help.
+        StoreError::Invalid { what } if lifecycle::at(url).is_err() => {
+            Failure::usage(what).next("correct the options of --store or TIDEGATE_STORE")
         }
         error @ StoreError::Denied { .. } if url.starts_with("dynamodb:") => Failure::from(error).next(
             "check the credentials in the environment (AWS_PROFILE, AWS_ACCESS_KEY_ID) and their permissions on the table",

@@ -107,6 +107,11 @@ impl Failure {
         failure.next("request less, or raise the limit's burst with `tidegate limits set`")
     }
 
+    /// The entity is disabled.
+    pub(crate) fn disabled(what: String) -> Self {
+        Self::new(Exit::Refused, what).next("enable it: tidegate entity enable ID")
+    }
+
     /// No limit applies to the subject.
     pub(crate) fn no_limits(subject: &Subject) -> Self {
         let next = format!("write a limit: tidegate limits set resource '{}' rpm:60/min", subject.resource);
@@ -198,6 +203,7 @@ impl From<LimitError> for Failure {
             LimitError::Waiting { .. } | LimitError::Busy { .. } => {
                 Self::new(Exit::Refused, format::rewrite_wait(&what, retry_after))
             }
+            LimitError::Disabled { .. } => Self::disabled(what),
             LimitError::NoLimits { subject } => Self::no_limits(&subject),
             LimitError::Deep { .. } | LimitError::Closed => Self::failed(what),
             _ => Self::usage(what),

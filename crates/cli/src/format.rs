@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidegate::{OnExpiry, OnUnavailable, Policy, Scope, Stamp};
+use tidegate::{Entity, EntityId, OnExpiry, OnUnavailable, Policy, ResourceName, Scope, Stamp, Subject};
 use tidegate_core::duration::Rounded;
 use tidegate_core::excerpt::one_line;
 
@@ -14,6 +14,14 @@ pub(crate) fn scope(scope: &Scope) -> String {
     }
 }
 
+/// The entity and the resource of a bucket in the columns of a table: `(all)` if all share it.
+pub(crate) fn bucket(subject: &Subject) -> [String; 2] {
+    const ALL: &str = "(all)";
+    let entity = subject.one_entity().map_or(ALL, EntityId::as_str);
+    let resource = subject.one_resource().map_or(ALL, ResourceName::as_str);
+    [entity, resource].map(escape)
+}
+
 /// A policy on one line.
 pub(crate) fn policy(policy: &Policy) -> String {
     let mut words: Vec<String> = policy.rules().iter().map(ToString::to_string).collect();
@@ -21,6 +29,17 @@ pub(crate) fn policy(policy: &Policy) -> String {
     words.extend(policy.unavailable().map(|behaviour| format!("on-unavailable={}", unavailable(behaviour))));
     words.extend(policy.expiry().map(|behaviour| format!("on-expiry={}", expiry(behaviour))));
     if words.is_empty() { "no limits".to_owned() } else { words.join(" ") }
+}
+
+/// An entity's attributes on one line.
+pub(crate) fn entity(entity: &Entity) -> String {
+    let mut words: Vec<String> =
+        entity.display_name().map(|name| format!("name={name}")).into_iter().collect();
+    words.extend(entity.parent_id().map(|parent| format!("parent={parent}")));
+    words.extend(entity.cascades().then(|| "cascade".to_owned()));
+    words.extend(entity.is_disabled().then(|| "disabled".to_owned()));
+    words.extend(entity.notes().iter().map(|(key, value)| format!("{key}={value}")));
+    if words.is_empty() { "exists".to_owned() } else { words.join(" ") }
 }
 
 /// The behaviour while the store is unavailable, in command-line form.

@@ -24,9 +24,11 @@ mod fetch;
 #[path = "no_fetch.rs"]
 mod fetch;
 mod format;
+mod manifest;
 mod output;
 mod parse;
 mod plot;
+mod proxy;
 #[cfg(all(test, feature = "envoy", feature = "fetch", feature = "watch"))]
 mod reference_tests;
 mod remote;
@@ -54,7 +56,7 @@ fn main() -> ExitCode {
     };
     let format = args.format();
     let runtime = match args.verb {
-        Verb::Serve(_) => Builder::new_multi_thread().enable_all().build(),
+        Verb::Serve(_) | Verb::Proxy(_) | Verb::Mock(_) => Builder::new_multi_thread().enable_all().build(),
         _ => Builder::new_current_thread().enable_all().build(),
     };
     let output = runtime

@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use clap::Args;
 use tidegate::store::Cursor;
 use tidegate::{
-    EntityId, Expect, InvalidName, OnExpiry, OnUnavailable, Paging, ResourceName, Scope, Share, Stamp,
-    Subject, Version,
+    EntityId, Expect, InvalidName, LimitName, OnExpiry, OnUnavailable, Paging, ResourceName, Scope, Share,
+    Stamp, Subject, Version,
 };
 
 use crate::failure::Failure;
@@ -19,13 +19,19 @@ Scopes:
   resource NAME                    every entity, one resource
   entity ID                        one entity, every resource
   entity ID resource NAME          one entity, one resource
-For each limit, the narrowest scope wins.";
+For each limit, the narrowest scope wins. A limit counts each entity on each
+resource separately, unless across= pools it.";
 
 /// The syntax of a limit.
 pub(crate) const LIMITS: &str = "\
 Limits:
   name:amount/period[:burst]       tpm:100k/min:150k is 100,000 per minute,
                                    with a burst of 150,000
+  ...,across=resources             one bucket for all resources of an entity
+  ...,across=entities              one bucket for all entities on a resource
+  ...,across=both                  one bucket for all entities and resources
+  ...,debt=units                   how far usage above the limit may go into
+                                   debt [default: 10 times the burst]
 Amounts may end in k, M or G. A period is s, min, h or day, or a number of
 them, such as 30s.";
 
@@ -117,6 +123,11 @@ pub(crate) fn entity(text: &str) -> Result<EntityId, String> {
 /// A resource's name.
 pub(crate) fn resource(text: &str) -> Result<ResourceName, String> {
     ResourceName::new(text).map_err(|error| error.to_string())
+}
+
+/// A limit's name.
+pub(crate) fn limit_name(text: &str) -> Result<LimitName, String> {
+    LimitName::new(text).map_err(|error| error.to_string())
 }
 
 /// The units requested of one limit.

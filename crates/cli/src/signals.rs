@@ -26,8 +26,8 @@ pub(crate) struct SignalEvent {
 }
 
 impl SignalEvent {
-    /// Whether a server reloads its certificate on it.
-    pub(crate) const fn is_reload(self) -> bool {
+    /// Whether a server reloads its files on it, or its terminal was closed.
+    pub(crate) const fn is_hangup(self) -> bool {
         self.number == SIGHUP
     }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tidegate::store::archive::{ArchiveOptions, ArchivePlace, ArchiveReport, archive};
 use tidegate::store::{AuditQuery, Listing, Lookup, Page, PolicyChange, Reply};
 use tidegate::{
-    Admin, Balance, Capacity, Entity, EntityId, Expect, Explanation, Lease, LimitError, LimitLine, LimitName,
+    Admin, Balance, Capacity, Entity, EntityId, Expect, Explanation, Lease, LimitError, LimitKey, LimitLine,
     Limiter, Paging, Policy, PolicyChanges, ResourceName, Scope, SettleStatus, Stamp, Store, StoreError,
     Subject, Undeclared, Usage, UsageQuery, UsageSum, Version, Versioned,
 };
@@ -159,8 +159,17 @@ impl Backend for InProcess {
         Ok(self.limiter.balances_of_entity(entity.as_str()).await?)
     }
 
-    async fn capacity(&self, resource: &ResourceName) -> Result<BTreeMap<LimitName, Capacity>, Failure> {
+    async fn capacity(&self, resource: &ResourceName) -> Result<BTreeMap<LimitKey, Capacity>, Failure> {
         Ok(self.limiter.capacity(resource.as_str()).await?)
+    }
+
+    async fn set_bucket(
+        &self,
+        subject: &Subject,
+        limit: &LimitKey,
+        units: Option<u64>,
+    ) -> Result<Versioned<Balance>, Failure> {
+        self.call_limiter(self.admin.set_bucket(subject, limit, units)).await
     }
 
     async fn explain(&self, wanted: &AcquireRequest) -> Result<Explanation, Failure> {
@@ -190,8 +199,8 @@ impl Backend for InProcess {
     }
 
     async fn create_token(&self, wanted: TokenRequest) -> Result<CreatedToken, Failure> {
-        let TokenRequest { id, name, scopes, expires_at } = wanted;
-        let secret = Secret::generate(&id);
+        let TokenRequest { id, name, scopes, expires_at, secret } = wanted;
+        let secret = secret.unwrap_or_else(|| Secret::generate(&id));
         let new = NewToken { id, name, namespace: self.namespace.clone(), scopes, expires_at };
         match self.try_call(self.store.create_token(&new, secret.hash(), &self.actor)).await {
             Ok(token) => Ok(CreatedToken { token, secret: secret.reveal().to_owned() }),

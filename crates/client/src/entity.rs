@@ -22,6 +22,9 @@ wire! {
         /// Whether its draws also draw from its parent.
         #[serde(default)]
         pub cascade: bool,
+        /// Whether its draws are refused, and those of entities that also draw from it.
+        #[serde(default, skip_serializing_if = "is_false")]
+        pub disabled: bool,
         /// Free-form metadata: at most 32 entries, each of at most 1,024 bytes.
         #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
         pub metadata: BTreeMap<String, String>,
@@ -44,6 +47,9 @@ wire! {
         /// Whether its draws also draw from its parent.
         #[serde(default)]
         pub cascade: bool,
+        /// Whether its draws are refused, and those of entities that also draw from it.
+        #[serde(default, skip_serializing_if = "is_false")]
+        pub disabled: bool,
         /// Free-form metadata.
         #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
         pub metadata: BTreeMap<String, String>,
@@ -66,6 +72,7 @@ impl PutEntity {
         if self.cascade {
             entity = entity.cascade();
         }
+        entity = entity.disabled(self.disabled);
         self.metadata.into_iter().fold(entity, |entity, (key, value)| entity.metadata(key, value))
     }
 }
@@ -78,6 +85,7 @@ impl Entity {
             name: entity.display_name().map(str::to_owned),
             parent: entity.parent_id().cloned().map(EntityId),
             cascade: entity.cascades(),
+            disabled: entity.is_disabled(),
             metadata: entity.notes().clone(),
             version: version.map(policy::Version::number),
         }
@@ -86,17 +94,22 @@ impl Entity {
 
 impl From<Entity> for entity::Entity {
     fn from(wire: Entity) -> Self {
-        let Entity { id, name, parent, cascade, metadata, version: _ } = wire;
-        PutEntity { name, parent, cascade, metadata, expect: Expect::Any }.entity(id.0)
+        let Entity { id, name, parent, cascade, disabled, metadata, version: _ } = wire;
+        PutEntity { name, parent, cascade, disabled, metadata, expect: Expect::Any }.entity(id.0)
     }
 }
 
 impl PutEntity {
     /// Creates a conditional write of this entity.
     pub fn new(entity: &entity::Entity, expect: Expect) -> Self {
-        let Entity { name, parent, cascade, metadata, .. } = Entity::new(entity, None);
-        Self { name, parent, cascade, metadata, expect }
+        let Entity { name, parent, cascade, disabled, metadata, .. } = Entity::new(entity, None);
+        Self { name, parent, cascade, disabled, metadata, expect }
     }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_false(is_set: &bool) -> bool {
+    !*is_set
 }
 
 #[cfg(test)]
@@ -108,7 +121,7 @@ mod tests {
         let id = |text: &str| name::EntityId::new(text).expect("a name");
         let plain = entity::Entity::new(id("acme"));
         let whole = entity::Entity::new(id("team")).name("The team").parent(id("acme")).cascade();
-        for entity in [plain, whole.metadata("tier", "gold")] {
+        for entity in [plain.clone(), plain.disabled(true), whole.metadata("tier", "gold")] {
             let wire = Entity::new(&entity, Some(policy::Version::new(3)));
             assert_eq!(wire.version, Some(3));
             assert_eq!(entity::Entity::from(wire), entity);

@@ -14,9 +14,11 @@ wire! {
             entity: EntityId,
             /// The requested resource.
             resource: ResourceName,
-            /// The entity whose limit takes longest to recover: the requesting one or an ancestor.
-            of: EntityId,
-            /// The name of that limit.
+            /// The entity whose limit takes longest to recover: the requesting one or an ancestor; absent if all
+            /// entities share that limit.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            of: Option<EntityId>,
+            /// That limit: `tpm`, or `tpm,across=entities` for a pooled one.
             limit: String,
             /// When a retry may succeed; absent if it never will.
             #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -54,6 +56,20 @@ wire! {
         Unsettled {
             /// Endings still queued for the store.
             waiting: u64,
+        },
+        /// A lease was settled or adjusted above the held units, and a bucket's debt is at its bound: the ledger has
+        /// all of the usage, and the bucket takes no more of it.
+        DebtBound {
+            /// The entity; absent if all entities share the bucket.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            entity: Option<EntityId>,
+            /// The resource; absent if all resources share the bucket.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            resource: Option<ResourceName>,
+            /// The name of the limit.
+            limit: String,
+            /// The bound, in units.
+            debt_max: u64,
         },
         /// The store decided a draw by newer rules than this server had cached; the cache is refreshed.
         RulesStale {
@@ -147,6 +163,7 @@ impl Event {
             Self::StoreBack => "store_back",
             Self::Degraded { .. } => "degraded",
             Self::Unsettled { .. } => "unsettled",
+            Self::DebtBound { .. } => "debt_bound",
             Self::RulesStale { .. } => "rules_stale",
             Self::QueueFull { .. } => "queue_full",
             Self::Busy { .. } => "busy",

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use tidegate_core::limit::name::{LimitName, Subject};
+use tidegate_core::limit::name::{LimitKey, LimitName, Subject};
 use tidegate_core::limit::{audit, entity, policy, token, usage};
 
 use crate::entity::Entity;
@@ -25,13 +25,15 @@ wire! {
         Month,
     }
 
-    /// Usage of one limit of one subject within a window.
+    /// Usage of one limit of one bucket within a window.
     #[serde(deny_unknown_fields)]
     pub struct UsageLine {
-        /// The entity.
-        pub entity: EntityId,
-        /// The resource.
-        pub resource: ResourceName,
+        /// The entity; absent if all entities share the bucket (`across=entities` or `both`).
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub entity: Option<EntityId>,
+        /// The resource; absent if all resources share the bucket (`across=resources` or `both`).
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub resource: Option<ResourceName>,
         /// The name of the limit.
         pub limit: String,
         /// The length of the window.
@@ -49,7 +51,8 @@ wire! {
     /// Usage summed over windows.
     #[serde(deny_unknown_fields)]
     pub struct UsageSummary {
-        /// Usage by limit name.
+        /// Usage by limit: `tpm`, or `tpm,across=resources` for a pooled limit. The same leases may count in
+        /// several of them.
         pub limits: BTreeMap<String, UsageSum>,
         /// The number of windows summed.
         pub windows: u64,
@@ -109,6 +112,21 @@ wire! {
             #[serde(default, skip_serializing_if = "Option::is_none")]
             after: Option<Policy>,
         },
+        /// The units available in a bucket.
+        Bucket {
+            /// The entity; absent if all entities share the bucket.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            entity: Option<EntityId>,
+            /// The resource; absent if all resources share the bucket.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            resource: Option<ResourceName>,
+            /// The name of the limit.
+            limit: String,
+            /// The units available before; negative is debt.
+            before: i64,
+            /// The units that were set.
+            after: u64,
+        },
         /// A token. Tokens are never removed.
         Token {
             /// The previous state.
@@ -121,7 +139,7 @@ wire! {
 }
 
 query! {
-    /// Selects the usage of either an entity or a resource.
+    /// Selects the usage of an entity or of a resource, or that of limits across all resources.
     #[serde(deny_unknown_fields)]
     pub struct UsageQuery {
         /// Usage of this entity, for all resources.
@@ -130,6 +148,9 @@ query! {
         /// Usage of this resource, by all entities.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub resource: Option<ResourceName>,
+        /// Usage of limits across all resources, by all entities.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        pub system: bool,
         /// The length of the windows; default `hour`.
         #[serde(default)]
         pub window: Window,
@@ -200,8 +221,8 @@ impl From<usage::Window> for Window {
 impl From<&usage::Usage> for UsageLine {
     fn from(line: &usage::Usage) -> Self {
         Self {
-            entity: line.subject.entity.clone().into(),
-            resource: line.subject.resource.clone().into(),
+            entity: line.subject.one_entity().cloned().map(EntityId),
+            resource: line.subject.one_resource().cloned().map(ResourceName),
             limit: line.limit.to_string(),
             window: line.window.into(),
             start: line.start.into(),
@@ -230,6 +251,13 @@ impl From<&audit::Entry> for AuditEntry {
                 let (entity, resource) = names(scope);
                 Change::Policy { entity, resource, before: converted(before), after: converted(after) }
             }
+            audit::Change::Bucket { bucket, limit, before, after } => Change::Bucket {
+                entity: bucket.one_entity().cloned().map(EntityId),
+                resource: bucket.one_resource().cloned().map(ResourceName),
+                limit: limit.to_string(),
+                before: *before,
+                after: *after,
+            },
             audit::Change::Token { before, after } => {
                 Change::Token { before: before.as_ref().map(Token::from), after: after.into() }
             }
@@ -255,7 +283,7 @@ impl TryFrom<UsageLine> for usage::Usage {
 
     fn try_from(wire: UsageLine) -> Result<Self, InvalidResponse> {
         Ok(Self {
-            subject: Subject { entity: wire.entity.0, resource: wire.resource.0 },
+            subject: Subject::pool(wire.entity.map(|name| name.0), wire.resource.map(|name| name.0)),
             limit: LimitName::new(&wire.limit).map_err(InvalidResponse::of("limit"))?,
             window: wire.window.into(),
             start: wire.start.0,
@@ -269,9 +297,9 @@ impl UsageSummary {
     ///
     /// # Errors
     /// [`InvalidResponse`] for an invalid limit name.
-    pub fn check(self) -> Result<BTreeMap<LimitName, usage::Tally>, InvalidResponse> {
-        let name = |name: String| LimitName::new(&name).map_err(InvalidResponse::of("limits"));
-        self.limits.into_iter().map(|(limit, sum)| Ok((name(limit)?, sum.into()))).collect()
+    pub fn check(self) -> Result<BTreeMap<LimitKey, usage::Tally>, InvalidResponse> {
+        let key = |text: String| text.parse().map_err(InvalidResponse::of("limits"));
+        self.limits.into_iter().map(|(limit, sum)| Ok((key(limit)?, sum.into()))).collect()
     }
 }
 
@@ -319,6 +347,12 @@ impl TryFrom<AuditEntry> for audit::Entry {
                     (converted(before).map_err(&invalid)?, converted(after).map_err(&invalid)?);
                 (audit::AuditKey::scope(&scope), audit::Change::Policy { scope, before, after })
             }
+            Change::Bucket { entity, resource, limit, before, after } => {
+                let bucket = Subject::pool(entity.map(|name| name.0), resource.map(|name| name.0));
+                let limit = LimitName::new(&limit).map_err(InvalidResponse::of("limit"))?;
+                let filed = audit::AuditKey::bucket(&bucket);
+                (filed, audit::Change::Bucket { bucket, limit, before, after })
+            }
             Change::Token { before, after } => {
                 let after = token::Token::try_from(after)?;
                 let before = before.map(token::Token::try_from).transpose()?;
@@ -355,7 +389,7 @@ mod tests {
         assert_eq!(usage::Usage::try_from(wire.clone()).unwrap(), line);
         let limits = BTreeMap::from([("rpm".to_owned(), UsageSum::from(line.tally))]);
         let summary = UsageSummary { limits, windows: 1 };
-        assert_eq!(summary.check().unwrap(), BTreeMap::from([(line.limit, line.tally)]));
+        assert_eq!(summary.check().unwrap(), BTreeMap::from([(line.limit.into(), line.tally)]));
         let bad = UsageLine { limit: "r m".to_owned(), ..wire };
         assert_eq!(usage::Usage::try_from(bad).unwrap_err().field, "limit");
     }

@@ -199,6 +199,7 @@ mod tls;
 #[path = "no_tls.rs"]
 mod tls;
 mod token;
+mod upstream;
 
 /// Whether https:// URLs are supported.
 #[cfg(feature = "http")]
@@ -217,8 +218,8 @@ pub use http::{
 pub use lease::{Adjust, Cancel, Extend, OpenLease, Renew, Renewed, Settle, StepDone};
 pub use ledger::{AuditEntry, AuditQuery, Change, UsageLine, UsageQuery, UsageSum, UsageSummary, Window};
 pub use limit::{
-    Ask, BalanceQuery, Balances, Behaviour, Capacities, Capacity, CapacityQuery, Explanation, Forecast,
-    LimitState,
+    Ask, BalanceQuery, Balances, Behaviour, BucketWritten, Capacities, Capacity, CapacityQuery, Explanation,
+    Forecast, LimitState, PutBucket,
 };
 pub use page::{AuditPage, EntityPage, PageQuery, PolicyPage, RemoveQuery, TokenPage, UsagePage};
 pub use policy::{
@@ -238,3 +239,4 @@ pub use tidegate_core::backoff::{Backoff, Jitter};
 #[cfg(feature = "http")]
 pub use tidegate_core::retry::{Retry, RetryBudget, WhenRefused};
 pub use token::{CreatedToken, PutToken, Token, TokenId, TokenScopes};
+pub use upstream::{AcquireCall, CallPermit, SettleCall, UpstreamList, UpstreamState};

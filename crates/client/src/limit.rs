@@ -1,7 +1,7 @@
 //! Balances, capacity and explanations of limits.
 
 use tidegate_core::limit::balance::Balance;
-use tidegate_core::limit::name::{LimitName, Subject};
+use tidegate_core::limit::name::{LimitKey, LimitName, Subject};
 use tidegate_core::limit::policy;
 use tidegate_core::limit::resolve::{self, Source};
 
@@ -12,13 +12,15 @@ use crate::seconds::Seconds;
 use crate::text::{EntityId, LimitText, ResourceName};
 
 wire! {
-    /// The state of one limit of one subject.
+    /// The state of one limit of one bucket.
     #[serde(deny_unknown_fields)]
     pub struct LimitState {
-        /// The entity.
-        pub entity: EntityId,
-        /// The resource.
-        pub resource: ResourceName,
+        /// The entity; absent if all entities share the bucket (`across=entities` or `both`).
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub entity: Option<EntityId>,
+        /// The resource; absent if all resources share the bucket (`across=resources` or `both`).
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub resource: Option<ResourceName>,
         /// The name of the limit.
         pub limit: String,
         /// Where the limit is defined: `system`, `resource gpt-4`, `entity acme`, `entity acme, resource
@@ -59,7 +61,7 @@ wire! {
     /// Utilization of one limit, over all buckets of a resource.
     #[serde(deny_unknown_fields)]
     pub struct Capacity {
-        /// The name of the limit.
+        /// The name of the limit, followed by `,across=entities` if all entities share one bucket.
         pub limit: String,
         /// Buckets with this limit.
         pub buckets: u64,
@@ -83,6 +85,29 @@ wire! {
         /// Limits of this call, which replace the subject's own limits of the same names.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         pub limits: Vec<LimitText>,
+    }
+
+    /// Sets the units available in one bucket.
+    #[serde(deny_unknown_fields)]
+    pub struct PutBucket {
+        /// An entity that draws from the bucket.
+        pub entity: EntityId,
+        /// A resource that it draws for.
+        pub resource: ResourceName,
+        /// The limit: `tpm`, or `tpm,across=entities` for the pooled limit of that name.
+        pub limit: String,
+        /// The units available from now on, at most the burst; absent fills the bucket.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub units: Option<u64>,
+    }
+
+    /// The result of setting a bucket.
+    #[serde(deny_unknown_fields)]
+    pub struct BucketWritten {
+        /// The number of administrative changes, including this one.
+        pub version: Version,
+        /// The state of the limit.
+        pub limit: LimitState,
     }
 
     /// What would happen to a request, and why. Nothing was drawn.
@@ -147,12 +172,12 @@ query! {
 }
 
 impl Capacity {
-    /// The name of the limit.
+    /// The limit.
     ///
     /// # Errors
     /// [`InvalidResponse`] for an invalid name.
-    pub fn name(&self) -> Result<LimitName, InvalidResponse> {
-        LimitName::new(&self.limit).map_err(InvalidResponse::of("limit"))
+    pub fn key(&self) -> Result<LimitKey, InvalidResponse> {
+        self.limit.parse().map_err(InvalidResponse::of("limit"))
     }
 }
 
@@ -160,8 +185,8 @@ impl LimitState {
     /// Converts a balance, with the source of its limit if known.
     pub fn new(balance: &Balance, source: Option<&Source>) -> Self {
         Self {
-            entity: balance.subject.entity.clone().into(),
-            resource: balance.subject.resource.clone().into(),
+            entity: balance.subject.one_entity().cloned().map(EntityId),
+            resource: balance.subject.one_resource().cloned().map(ResourceName),
             limit: balance.limit.to_string(),
             source: source.map(Source::to_string),
             available: balance.available,
@@ -179,7 +204,8 @@ impl LimitState {
     /// # Errors
     /// [`InvalidResponse`] for an invalid name, or a source that does not apply to this subject.
     pub fn check(self) -> Result<(Balance, Option<Source>), InvalidResponse> {
-        let subject = Subject { entity: self.entity.0, resource: self.resource.0 };
+        let (entity, resource) = (self.entity.map(|entity| entity.0), self.resource.map(|name| name.0));
+        let subject = Subject::pool(entity, resource);
         let source = self.source.map(|text| source(&text, &subject)).transpose()?;
         let balance = Balance {
             limit: LimitName::new(&self.limit).map_err(InvalidResponse::of("limit"))?,
@@ -227,6 +253,8 @@ fn source(text: &str, subject: &Subject) -> Result<Source, InvalidResponse> {
 mod tests {
     use std::time::Duration;
 
+    use tidegate_core::limit::name::Across;
+
     use super::*;
 
     fn balance(subject: &Subject) -> Balance {
@@ -246,7 +274,9 @@ mod tests {
     #[test]
     fn limit_state_round_trips_with_ambiguous_names() {
         let awkward = Subject::new("a, resource b", "b, resource b").unwrap();
-        for subject in [Subject::new("acme", "gpt-4").unwrap(), awkward] {
+        let plain = Subject::new("acme", "gpt-4").unwrap();
+        let pools = Across::ALL.map(|across| plain.pooled(across));
+        for subject in [plain, awkward].into_iter().chain(pools) {
             let sources = resolve::scopes(&subject).map(Source::Policy);
             for source in sources.into_iter().chain([Source::Defaults, Source::Call]) {
                 let state = LimitState::new(&balance(&subject), Some(&source));

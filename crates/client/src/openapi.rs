@@ -57,8 +57,15 @@ schema!(
 schema!(
     LimitText,
     "Limit",
-    text("name:amount/period[:burst]", "tpm:100k/min:150k")
-        .pattern(Some(r"^[A-Za-z0-9_.-]{1,64}:[0-9.]+[kMG]?/[0-9a-zµμ]+(:[0-9.]+[kMG]?)?$"))
+    text(
+        "name:amount/period[:burst][,across=resources|entities|both][,debt=units]. Without `across` it counts each \
+         entity on each resource separately.",
+        "tpm:100k/min:150k"
+    )
+    .pattern(Some(concat!(
+        r"^[A-Za-z0-9_.-]{1,64}:[0-9.]+[kMG]?/[0-9a-zµμ]+(:[0-9.]+[kMG]?)?",
+        r"(,(across=(resources|entities|both)|debt=[0-9.]+[kMG]?)){0,2}$"
+    )))
         .build()
 );
 schema!(

@@ -15,7 +15,8 @@ wire! {
     #[derive(Default)]
     #[serde(deny_unknown_fields)]
     pub struct Policy {
-        /// The limits, each name once, at most 16.
+        /// The limits, at most 16. A name may occur once for the subject's own bucket, and once for each kind of
+        /// pool.
         #[serde(default)]
         pub limits: Vec<LimitText>,
         /// Disables inheritance: limits of wider scopes do not apply.
@@ -97,6 +98,9 @@ query! {
         /// The resource, for a resource's policy.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub resource: Option<ResourceName>,
+        /// `true` for the system policy, without an entity and a resource. Only a removal needs it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub system: Option<bool>,
         /// For writes, the expected current state: `any`, `absent` or a version.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub expect: Option<Expect>,
@@ -167,7 +171,8 @@ impl PolicyAt {
 impl From<&Scope> for ScopeQuery {
     fn from(scope: &Scope) -> Self {
         let (entity, resource) = names(scope);
-        Self { entity, resource, expect: None }
+        let system = (*scope == Scope::System).then_some(true);
+        Self { entity, resource, system, expect: None }
     }
 }
 
@@ -213,7 +218,7 @@ impl From<OnExpiry> for policy::OnExpiry {
 impl From<&policy::Policy> for Policy {
     fn from(policy: &policy::Policy) -> Self {
         Self {
-            limits: policy.rules().iter().map(|rule| LimitText(limit(rule))).collect(),
+            limits: policy.rules().iter().map(|rule| LimitText(rule.to_limit())).collect(),
             only: policy.is_only(),
             on_unavailable: policy.unavailable().map(OnUnavailable::from),
             on_expiry: policy.expiry().map(OnExpiry::from),
@@ -229,14 +234,6 @@ impl From<policy::OnUnavailable> for OnUnavailable {
             policy::OnUnavailable::LocalShare(share) => Self::LocalShare(share.fraction()),
         }
     }
-}
-
-/// Converts a rule back into a limit.
-fn limit(rule: &tidegate_core::limit::rule::Rule) -> tidegate_core::limit::rule::Limit {
-    let shape = rule.shape();
-    let limit = tidegate_core::limit::rule::Limit::per(rule.name().as_str(), shape.amount(), shape.period());
-    // A burst equal to the amount is the default.
-    if shape.burst() == shape.amount() { limit } else { limit.burst(shape.burst()) }
 }
 
 #[cfg(test)]

@@ -112,7 +112,8 @@ text!(
     ResourceName(name::ResourceName), "the name of a resource", name::ResourceName::new
 );
 text!(
-    /// A limit in text form: `name:amount/period[:burst]`, such as `tpm:100k/min:150k`.
+    /// A limit in text form: `name:amount/period[:burst]`, such as `tpm:100k/min:150k`, optionally followed by
+    /// `,across=resources|entities|both` and `,debt=units`.
     LimitText(Limit), "a limit such as tpm:100k/min:150k", str::parse
 );
 text!(

@@ -161,6 +161,12 @@ impl<T> Bucket<T> {
 }
 
 impl<T: Timeline> Bucket<T> {
+    /// A bucket that holds `units` at `now`, at most its burst.
+    pub fn holding(shape: &Shape<T>, units: u64, now: T) -> Self {
+        let missing = shape.span(shape.burst.saturating_sub(units));
+        Self::from_full_at(Span::at(now).plus(missing, shape.amount))
+    }
+
     /// When `units` can be taken: `now` or earlier means immediately, the end of time means never.
     pub fn ready_at(&self, shape: &Shape<T>, units: u64, now: T) -> T {
         if units > shape.burst {

@@ -12,8 +12,12 @@ pub struct Control {
     pub reason: Reason,
     /// Requests.
     pub requests: Estimate,
-    /// Tokens, once a request has cost any.
+    /// Tokens of all kinds, once a request has cost any.
     pub tokens: Estimate,
+    /// Input tokens, once a request has named any.
+    pub input_tokens: Estimate,
+    /// Output tokens, once a request has named any.
+    pub output_tokens: Estimate,
     /// Slots now.
     pub slots: u32,
 }

@@ -118,6 +118,13 @@ impl Cost {
         self
     }
 
+    /// The same use by as many requests as `cost` counts.
+    #[must_use]
+    pub const fn counted_as(mut self, cost: Self) -> Self {
+        self.more = cost.more;
+        self
+    }
+
     /// Whether it says only how many tokens were used, and not of which kind.
     pub(crate) const fn has_only_a_total(&self) -> bool {
         self.tokens > 0 && self.input_tokens == 0 && self.output_tokens == 0
@@ -131,7 +138,7 @@ impl Cost {
 
     /// Units per dimension that a controller estimates.
     pub(crate) const fn estimated(&self) -> [u64; DIMENSIONS] {
-        [self.request_count(), self.total_tokens()]
+        [self.request_count(), self.total_tokens(), self.input_tokens, self.output_tokens]
     }
 }
 
@@ -150,8 +157,10 @@ impl From<u64> for Cost {
     }
 }
 
-/// The dimensions that a controller estimates: requests and tokens.
-pub(crate) const DIMENSIONS: usize = 2;
+/// The dimensions that a controller estimates: requests, tokens, input tokens and output tokens.
+pub(crate) const DIMENSIONS: usize = 4;
+/// The first of them, which most requests have; a charge keeps the kinds of tokens apart.
+pub(crate) const USUAL_DIMENSIONS: usize = 2;
 
 /// What the controller needs to know about a request when it completes; nothing else is kept per request. 16
 /// bytes, because it is part of every charge.
@@ -159,8 +168,8 @@ pub(crate) const DIMENSIONS: usize = 2;
 pub(crate) struct Dispatch {
     /// Microseconds from the admission to the start of the work; 71 minutes at most.
     pub(crate) late: u32,
-    /// Units sent before this request, per dimension: the low 32 bits.
-    pub(crate) before: [u32; DIMENSIONS],
+    /// Requests and tokens sent before this request: the low 32 bits.
+    pub(crate) before: [u32; USUAL_DIMENSIONS],
     /// Requests in flight when it was admitted, this one included; 65,535 at most.
     pub(crate) in_flight: u16,
     /// The cohort whose latency includes this request; 0 is none.
@@ -175,7 +184,15 @@ enum ChargedCost {
         tokens: NonZero<u64>,
         bytes: u64,
     },
-    Full(Box<Cost>),
+    Full(Box<FullCost>),
+}
+
+/// A cost of several requests or kinds of tokens.
+#[derive(Debug, PartialEq, Eq)]
+struct FullCost {
+    cost: Cost,
+    /// Input and output tokens sent before this request, as in [`Dispatch`].
+    before: [u32; DIMENSIONS - USUAL_DIMENSIONS],
 }
 
 /// The receipt for one admitted request: what it took and when.
@@ -203,7 +220,7 @@ impl Charge {
         let cost = if cost.is_plain() {
             ChargedCost::Plain { tokens: NonZero::<u64>::MIN.saturating_add(cost.tokens), bytes: cost.bytes }
         } else {
-            ChargedCost::Full(Box::new(cost))
+            ChargedCost::Full(Box::new(FullCost { cost, before: Default::default() }))
         };
         let (sent, holds) = (Dispatch::default(), Holds::default());
         Self { cost, entered, sent, generation, byte_price: 0, holds }
@@ -213,7 +230,7 @@ impl Charge {
     pub fn cost(&self) -> Cost {
         match &self.cost {
             ChargedCost::Plain { tokens, bytes } => Cost::request().tokens(tokens.get() - 1).bytes(*bytes),
-            ChargedCost::Full(cost) => **cost,
+            ChargedCost::Full(full) => full.cost,
         }
     }
 
@@ -221,8 +238,28 @@ impl Charge {
     pub(crate) fn bytes(&self) -> u64 {
         match &self.cost {
             ChargedCost::Plain { bytes, .. } => *bytes,
-            ChargedCost::Full(cost) => cost.bytes,
+            ChargedCost::Full(full) => full.cost.bytes,
         }
+    }
+
+    /// Records what the controller needs when the request completes: `before` are the units sent before it, per
+    /// dimension.
+    pub(crate) fn count(&mut self, sent: Dispatch, before: [u32; DIMENSIONS]) {
+        let [requests, tokens, input, output] = before;
+        self.sent = Dispatch { before: [requests, tokens], ..sent };
+        if let ChargedCost::Full(full) = &mut self.cost {
+            full.before = [input, output];
+        }
+    }
+
+    /// Units sent before this request, per dimension. A request without input or output tokens counts none of them.
+    pub(crate) fn sent_before(&self) -> [u32; DIMENSIONS] {
+        let [requests, tokens] = self.sent.before;
+        let [input, output] = match &self.cost {
+            ChargedCost::Full(full) => full.before,
+            ChargedCost::Plain { .. } => [0, 0],
+        };
+        [requests, tokens, input, output]
     }
 
     /// Time of admission. Meaningful only if a timed gate made the throttle read its clock.

@@ -144,13 +144,14 @@ impl Outcome {
         self.malformed
     }
 
-    /// Sets the quota that was exceeded, if the rejection names it: requests or tokens.
+    /// Sets the quota that was exceeded, if the rejection names it: requests, tokens or a kind of token.
     pub const fn exceeded(mut self, dimension: Dimension) -> Self {
         self.exceeded = Some(dimension);
         self
     }
 
-    /// Sets the reported level of the upstream's quota of requests or tokens; other dimensions are ignored.
+    /// Sets the reported level of the upstream's quota of requests, tokens or a kind of token;
+    /// [`Dimension::Other`] is ignored.
     ///
     /// ```
     /// use std::time::Duration;

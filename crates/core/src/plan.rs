@@ -547,6 +547,12 @@ impl Plan {
         self.plain
     }
 
+    /// Whether a rate limits, and nothing else: no request in flight is counted, and nothing learns.
+    #[inline]
+    pub const fn is_rate_alone(&self) -> bool {
+        self.plain && !self.counts && self.rate.is_some()
+    }
+
     /// Whether settling needs the time: something learns from it, or a window records it.
     pub const fn settles_timed(&self) -> bool {
         self.settles_timed

@@ -16,6 +16,7 @@
 mod client;
 mod codec;
 mod describe;
+mod live;
 mod measure;
 mod page;
 mod peers;
@@ -30,6 +31,7 @@ pub mod targets;
 mod upstream;
 
 pub use codec::{scenarios_json, scores_json, summary_json};
+pub use live::{LiveResponse, LiveUpstream};
 pub use measure::{Measures, Series};
 pub use page::page;
 pub use report::table;

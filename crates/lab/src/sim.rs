@@ -130,7 +130,7 @@ struct Simulator<'a> {
     events: BinaryHeap<ScheduledEvent>,
     scheduled: u64,
     callers: Vec<Caller>,
-    quotas: Quotas<'a>,
+    quotas: Quotas,
     in_flight: usize,
     jobs: BinaryHeap<Job>,
     /// Work done per request of a knee, as of `worked_at`.

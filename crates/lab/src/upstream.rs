@@ -1,6 +1,7 @@
 //! Upstreams with hidden limits: which requests are accepted, and the contents of responses.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::feedback::headers::{Dimension, Reset};
@@ -43,8 +44,8 @@ pub(crate) struct Response {
 /// The state of an upstream that counts on arrival. Caps and knees count requests in flight, so the simulator
 /// holds them.
 #[derive(Debug)]
-pub(crate) struct Quotas<'a> {
-    scenario: &'a Scenario,
+pub(crate) struct Quotas {
+    scenario: Arc<Scenario>,
     /// Units in the bucket, or used in the window.
     level: f64,
     seen_at: f64,
@@ -65,10 +66,10 @@ pub(crate) struct Verdict {
     pub(crate) quota: Option<(Dimension, QuotaLevel)>,
 }
 
-impl<'a> Quotas<'a> {
-    pub(crate) fn new(scenario: &'a Scenario) -> Self {
+impl Quotas {
+    pub(crate) fn new(scenario: &Scenario) -> Self {
         let mut quotas = Self {
-            scenario,
+            scenario: Arc::new(scenario.clone()),
             level: 0.0,
             seen_at: 0.0,
             window: 0,
@@ -108,7 +109,7 @@ impl<'a> Quotas<'a> {
     /// Decides on a request of `units`, and of `tokens` if there is a second quota; `in_flight` includes the
     /// request.
     pub(crate) fn receive(&mut self, units: f64, tokens: f64, in_flight: usize, now: f64) -> Verdict {
-        let scenario = self.scenario;
+        let scenario = &*Arc::clone(&self.scenario);
         let mut exceeded = None;
         let (is_accepted, wait) = match scenario.upstream {
             Upstream::Bucket { .. } => {

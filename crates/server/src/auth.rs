@@ -14,6 +14,7 @@ use crate::meters::RouteMeters;
 use crate::peer::PeerCertificate;
 use crate::refusal::Refusal;
 use crate::routes::{Access, RouteInfo};
+use crate::slots::Slot;
 use crate::state::State;
 use crate::token::Secret;
 use crate::token_cache::StoredToken;
@@ -24,6 +25,17 @@ pub(crate) struct RouteGuard {
     pub(crate) state: State,
     pub(crate) route: RouteInfo,
     pub(crate) meters: RouteMeters,
+}
+
+impl RouteGuard {
+    /// Authenticates a request and takes a slot for it. Slots are shared by token, so they are taken
+    /// afterwards.
+    async fn admit(&self, request: &mut Request, scope: TokenScope) -> Result<Slot, Refusal> {
+        let caller = self.state.authenticate(request.headers(), request.extensions(), scope).await?;
+        let slot = self.state.enter(caller.token(), self.route.has_reserve())?;
+        request.extensions_mut().insert(caller);
+        Ok(slot)
+    }
 }
 
 /// An authenticated caller.
@@ -75,21 +87,9 @@ pub(crate) async fn authorize(
     let began = Instant::now();
     let response = match guard.route.access {
         Access::Public => next.run(request).await,
-        Access::Scope(scope) => match guard.state.running().try_acquire() {
-            Err(_) => {
-                guard.state.meters().busy();
-                guard.state.events().busy(guard.state.bounds().requests_max);
-                Refusal::busy(guard.state.bounds().requests_max).into_response()
-            }
-            Ok(_running) => {
-                match guard.state.authenticate(request.headers(), request.extensions(), scope).await {
-                    Ok(caller) => {
-                        request.extensions_mut().insert(caller);
-                        next.run(request).await
-                    }
-                    Err(refusal) => refusal.into_response(),
-                }
-            }
+        Access::Scope(scope) => match guard.admit(&mut request, scope).await {
+            Ok(_slot) => next.run(request).await,
+            Err(refusal) => refusal.into_response(),
         },
     };
     let (status, took) = (response.status().as_u16(), began.elapsed());

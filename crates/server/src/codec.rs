@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fmt;
 use std::str::FromStr;
-use tidegate_client::{EntityId, LeaseRef, TokenId};
+use tidegate_client::{EntityId, LeaseRef, ResourceName, TokenId};
 
 use crate::refusal::Refusal;
 use crate::state::State;
@@ -30,6 +30,15 @@ impl<T: DeserializeOwned> FromRequest<State> for JsonBody<T> {
                 "Unsupported media type",
                 "the body's content-type must be application/json",
             ));
+        }
+        if let Some(encoding) = request.headers().get(header::CONTENT_ENCODING)
+            && !encoding.as_bytes().eq_ignore_ascii_case(b"identity")
+        {
+            let detail = truncated(&format!(
+                "the body's content-encoding {encoding:?} is not supported: send it plain"
+            ));
+            let (status, title) = (StatusCode::UNSUPPORTED_MEDIA_TYPE, "Unsupported media type");
+            return Err(Refusal::new(status, "encoded-body", title, detail));
         }
         let bounds = state.bounds();
         match tokio::time::timeout(bounds.body_time, Bytes::from_request(request, state)).await {
@@ -120,6 +129,11 @@ pub(crate) trait PathSegment: FromStr<Err: fmt::Display> {
 
 impl PathSegment for EntityId {
     const FIELD: &'static str = "entity";
+}
+
+/// The name of an upstream.
+impl PathSegment for ResourceName {
+    const FIELD: &'static str = "upstream";
 }
 
 impl PathSegment for TokenId {

@@ -79,8 +79,8 @@ impl EventBroadcast {
             self.send(|| Event::Refused {
                 entity: entity.clone(),
                 resource: resource.clone(),
-                of: line.balance.subject.entity.clone().into(),
-                limit: line.balance.limit.to_string(),
+                of: line.balance.subject.one_entity().cloned().map(Into::into),
+                limit: line.balance.key().to_string(),
                 retry_after: line.balance.retry_after.map(Into::into),
             });
         }
@@ -152,6 +152,12 @@ fn convert(event: &LimitEvent) -> Option<Event> {
             resource: subject.resource.clone().into(),
         },
         LimitEvent::Unsettled { waiting, .. } => Event::Unsettled { waiting: *waiting as u64 },
+        LimitEvent::DebtBound { bucket, limit, debt_max } => Event::DebtBound {
+            entity: bucket.one_entity().cloned().map(Into::into),
+            resource: bucket.one_resource().cloned().map(Into::into),
+            limit: limit.to_string(),
+            debt_max: *debt_max,
+        },
         LimitEvent::RulesStale { subject } => Event::RulesStale {
             entity: subject.entity.clone().into(),
             resource: subject.resource.clone().into(),

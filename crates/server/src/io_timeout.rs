@@ -31,7 +31,7 @@ pub(crate) async fn within<T>(span: Duration, work: impl Future<Output = T>) -> 
 
 /// A stream with timeouts for reads and writes.
 #[derive(Debug)]
-pub(crate) struct TimeoutStream<S> {
+pub struct TimeoutStream<S> {
     stream: S,
     read_timer: IoTimer,
     write_timer: IoTimer,
@@ -39,7 +39,7 @@ pub(crate) struct TimeoutStream<S> {
 
 impl<S> TimeoutStream<S> {
     /// Sets the timeouts of reads and writes; `None` waits forever.
-    pub(crate) const fn new(stream: S, read: Option<Duration>, write: Option<Duration>) -> Self {
+    pub const fn new(stream: S, read: Option<Duration>, write: Option<Duration>) -> Self {
         Self { stream, read_timer: IoTimer::new(read), write_timer: IoTimer::new(write) }
     }
 }

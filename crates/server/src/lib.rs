@@ -24,11 +24,16 @@
 
 mod auth;
 mod codec;
+mod connections;
+mod endpoint;
 mod event_broadcast;
+mod frame_budget;
+mod guarded_body;
 mod handshake;
 mod inline_executor;
 mod io_timeout;
 mod lease_key;
+mod log_throttle;
 mod meters;
 mod openapi;
 mod options;
@@ -42,11 +47,14 @@ mod rls;
 mod rls;
 mod routes;
 mod server;
+mod slots;
 mod state;
 mod tls;
 mod token;
 mod token_cache;
+mod upstreams;
 
+pub use io_timeout::TimeoutStream;
 pub use lease_key::LeaseKey;
 pub use meters::StoreMeters;
 pub use openapi::document;
@@ -54,7 +62,7 @@ pub use options::Bounds;
 pub use peer::PeerCertificate;
 pub use rls::EnvoyRules;
 #[cfg(feature = "envoy")]
-pub use rls::{EntryConfig, EnvoyConfig, InvalidRules, RuleConfig, Unknown};
+pub use rls::{Charge, EntryConfig, EnvoyConfig, InvalidRules, RuleConfig, Unknown};
 pub use routes::{Access, RouteInfo, app, metrics_app, routes};
 pub use server::{ServeError, Server, ServerOptions, Shutdown, ShutdownOutcome, Stopper};
 pub use state::{State, StateOptions};

@@ -14,6 +14,7 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, 
 use tidegate::store::SweepReport;
 use tidegate::{Balance, LimitError, Stamp};
 
+use crate::log_throttle;
 use crate::state::State;
 use crate::tls::TlsStats;
 use limits::LimitMeters;
@@ -64,6 +65,17 @@ struct Leases {
     open: AtomicU64,
 }
 
+/// The metrics of the connections of one listener.
+pub(crate) struct ConnectionMeters {
+    pub(crate) listener: &'static str,
+    pub(crate) open: Gauge,
+    /// Closed for a new connection.
+    pub(crate) evicted: Counter,
+    pub(crate) refused: Counter,
+    pub(crate) stalled: Counter,
+    pub(crate) flooded: Counter,
+}
+
 /// The metrics of one route.
 pub(crate) struct RouteMeters {
     /// Responses by status: 2xx and 3xx, 4xx except 429, 429, 5xx.
@@ -107,6 +119,24 @@ impl Meters {
         });
         let labels = [("method", method.as_str()), ("path", path)];
         RouteMeters { answers, seconds: histogram(&self.recorder, "tidegate_http_request_seconds", &labels) }
+    }
+
+    pub(crate) fn connections(&self, listener: &'static str) -> ConnectionMeters {
+        let closed = |reason: &str| {
+            let labels = [("listener", listener), ("reason", reason)];
+            self.counter("tidegate_connections_closed_total", &labels)
+        };
+        let open =
+            self.recorder.register_gauge(&key("tidegate_connections_open", &[("listener", listener)]), &HERE);
+        let (evicted, refused) = (closed("evicted"), closed("refused"));
+        ConnectionMeters {
+            listener,
+            open,
+            evicted,
+            refused,
+            stalled: closed("stalled"),
+            flooded: closed("flooded"),
+        }
     }
 
     pub(crate) fn counter(&self, name: &'static str, labels: &[(&'static str, &str)]) -> Counter {
@@ -192,9 +222,11 @@ impl Meters {
             ("tidegate_refused_total", counts.refused),
             ("tidegate_degraded_total", counts.degraded),
             ("tidegate_unsettled_total", counts.unsettled),
+            ("tidegate_debt_bound_total", counts.debt_bound),
             ("tidegate_listener_panics_total", counts.panics),
             ("tidegate_policy_cache_hits_total", counts.cache.hits),
             ("tidegate_policy_cache_misses_total", counts.cache.misses),
+            ("tidegate_log_lines_suppressed_total", log_throttle::suppressed()),
         ];
         for (name, total) in totals {
             counter(&self.recorder, name, &[]).absolute(total);
@@ -277,6 +309,12 @@ fn gauge(recorder: &PrometheusRecorder, name: &'static str) -> Gauge {
 impl fmt::Debug for Meters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Meters")
+    }
+}
+
+impl fmt::Debug for ConnectionMeters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ConnectionMeters({})", self.listener)
     }
 }
 

@@ -2,11 +2,13 @@
 //! runs.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::{Request, Response};
 use hyper::body::Incoming;
 
+use crate::connections::Activity;
 use crate::server::Shutdown;
 use crate::state::State;
 
@@ -29,7 +31,7 @@ pub(crate) struct Services(Infallible);
 
 impl Services {
     #[expect(clippy::unused_async, reason = "same signature as in `rls`")]
-    pub(crate) async fn respond(self, _: Box<Request<Incoming>>) -> Response<Body> {
+    pub(crate) async fn respond(self, _: Box<Request<Incoming>>, _: Arc<Activity>) -> Response<Body> {
         match self.0 {}
     }
 }

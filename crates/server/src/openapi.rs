@@ -20,7 +20,10 @@ use crate::routes::{Access, described, routes};
 /// Error responses of every authenticated route.
 const ALWAYS: [(&str, &str); 6] = [
     ("401", "No token, or an invalid one."),
-    ("403", "The token lacks the scope, is for another namespace, or does not own the lease."),
+    (
+        "403",
+        "The token lacks the scope, is for another namespace, or does not own the lease; or the entity is disabled.",
+    ),
     ("422", "A field is invalid or out of bounds."),
     ("500", "Internal error; see the server's log."),
     ("507", "The store is full."),
@@ -32,7 +35,7 @@ const WITH_BODY: [(&str, &str); 4] = [
     ("400", "The body is truncated or not valid JSON."),
     ("408", "The body took too long to arrive."),
     ("413", "The body is too large."),
-    ("415", "The body's content-type is not application/json."),
+    ("415", "The body's content-type is not application/json, or it has a content-encoding."),
 ];
 
 /// Error responses of lease routes.

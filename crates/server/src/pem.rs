@@ -24,6 +24,32 @@ pub(crate) fn read(what: &'static str, file: &Path) -> Result<Vec<u8>, TlsError>
     Ok(bytes)
 }
 
+/// Reads a private key, which only the server's user, or its group, may read.
+pub(crate) fn read_key(file: &Path) -> Result<Vec<u8>, TlsError> {
+    let bytes = read("key", file)?;
+    match other_users_mode(file) {
+        Some(mode) => {
+            let why = format!("every user can read it (mode {mode:04o}): set mode 0600 or 0640");
+            Err(TlsError::Unusable { what: "key", file: file.into(), why })
+        }
+        None => Ok(bytes),
+    }
+}
+
+/// Returns the mode of a file that every user can read.
+#[cfg(unix)]
+fn other_users_mode(file: &Path) -> Option<u32> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let mode = std::fs::metadata(file).ok()?.permissions().mode() & 0o777;
+    (mode & 0o007 != 0).then_some(mode)
+}
+
+/// Other systems have no modes.
+#[cfg(not(unix))]
+fn other_users_mode(_: &Path) -> Option<u32> {
+    None
+}
+
 /// Parses the certificates of a file, at least one.
 pub(crate) fn certificates(
     what: &'static str,

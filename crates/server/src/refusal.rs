@@ -10,8 +10,11 @@ use axum::response::{IntoResponse, Response};
 use tidegate::axum::{problem, store_problem};
 use tidegate::{LimitError, LimitField, StoreError, rate_limit_fields, retry_after_field};
 use tidegate_client::{LimitState, Problem, Seconds};
+use tidegate_core::limit::token::TokenId;
 
 use crate::codec;
+use crate::log_throttle::LogThrottle;
+use crate::slots::AtCapacity;
 
 /// An error response.
 #[derive(Debug)]
@@ -43,8 +46,15 @@ impl Refusal {
         Self { challenge: Some("Bearer error=\"invalid_token\""), ..refusal }
     }
 
-    pub(crate) fn busy(requests_max: usize) -> Self {
-        let detail = format!("too many requests: {requests_max} are in flight");
+    /// Too many requests are in flight, of all callers or of this token.
+    pub(crate) fn busy(at: AtCapacity, requests_max: usize, token: &TokenId) -> Self {
+        let detail = match at {
+            AtCapacity::Full => format!("too many requests: {requests_max} are in flight"),
+            AtCapacity::Share { held } => format!(
+                "too many requests of the token `{token}`: {held} are in flight, and the rest of \
+                 {requests_max} is for other tokens"
+            ),
+        };
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "busy", "Busy", detail)
             .with_retry_after(Duration::from_secs(1))
     }
@@ -83,14 +93,23 @@ impl From<StoreError> for Refusal {
     }
 }
 
-/// Logs store errors for operators.
+/// Logs store errors for operators: a few lines, however many requests fail.
 fn log(error: &StoreError, problem: &Problem) {
+    static UNAVAILABLE: LogThrottle = LogThrottle::new();
+    static FULL: LogThrottle = LogThrottle::new();
+    static OTHER: LogThrottle = LogThrottle::new();
     if problem.is("store-away") {
-        tracing::warn!(%error, "store unavailable");
+        if let Some(left_out) = UNAVAILABLE.allow() {
+            tracing::warn!(%error, left_out, "store unavailable");
+        }
     } else if problem.is("store-full") {
-        tracing::error!(%error, "store full");
-    } else if problem.is("internal") {
-        tracing::error!(%error, "store error");
+        if let Some(left_out) = FULL.allow() {
+            tracing::error!(%error, left_out, "store full");
+        }
+    } else if problem.is("internal")
+        && let Some(left_out) = OTHER.allow()
+    {
+        tracing::error!(%error, left_out, "store error");
     }
 }
 

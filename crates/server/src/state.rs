@@ -7,16 +7,26 @@ use tidegate::store::{HostWall, Reply, Store, WallClock};
 use tidegate::{Limiter, Stamp, StoreError, Version};
 use tidegate_client::{Event, Written};
 use tidegate_core::limit::name::Namespace;
-use tokio::sync::Semaphore;
+use tidegate_core::limit::token::TokenId;
+use tokio::sync::broadcast;
+use tokio::sync::broadcast::error::RecvError;
 
+use crate::auth::Caller;
 use crate::event_broadcast::EventBroadcast;
 use crate::io_timeout;
 use crate::lease_key::LeaseKey;
 use crate::meters::{Meters, StoreMeters};
 use crate::options::Bounds;
 use crate::refusal::Refusal;
+use crate::slots::{AtCapacity, Slot, Slots};
 use crate::tls::Tls;
 use crate::token_cache::{StoreTokenCache, TokenCache};
+use crate::upstreams::Upstreams;
+
+/// Slots for requests that operators need while callers use all others.
+const RESERVED_SLOTS: usize = 64;
+/// Revocations that a waiting request may have missed before it checks its token again.
+const REVOCATIONS_MAX: usize = 64;
 
 /// A limiter with its tokens, bounds and metrics. Clones share the same state.
 #[derive(Debug, Clone)]
@@ -26,10 +36,13 @@ pub struct State(Arc<Shared>);
 struct Shared {
     limiter: Limiter,
     options: StateOptions,
-    running: Semaphore,
+    running: Arc<Slots>,
+    reserve: Arc<Slots>,
     meters: Meters,
     events: EventBroadcast,
+    revocations: broadcast::Sender<TokenId>,
     up_since: Stamp,
+    upstreams: Upstreams,
     tls: OnceLock<Tls>,
 }
 
@@ -73,16 +86,19 @@ impl State {
 
     /// Creates a state with explicit options.
     pub fn with(limiter: Limiter, options: StateOptions) -> Self {
-        let running = Semaphore::new(options.bounds.requests_max.min(Semaphore::MAX_PERMITS));
+        let (running, reserve) = (Slots::new(options.bounds.requests_max), Slots::new(RESERVED_SLOTS));
         let events = EventBroadcast::new(&limiter, options.bounds.listeners_max);
         let up_since = options.clock.now();
         Self(Arc::new(Shared {
             limiter,
             options,
             running,
+            reserve,
             meters: Meters::new(),
             events,
+            revocations: broadcast::Sender::new(REVOCATIONS_MAX),
             up_since,
+            upstreams: Upstreams::new(),
             tls: OnceLock::new(),
         }))
     }
@@ -131,13 +147,26 @@ impl State {
         &self.0.options.namespace
     }
 
-    pub(crate) fn running(&self) -> &Semaphore {
-        &self.0.running
+    /// Takes a slot for a request of this token; one with access to the reserve finds one there too.
+    pub(crate) fn enter(&self, token: &TokenId, has_reserve: bool) -> Result<Slot, Refusal> {
+        let Shared { running, reserve, .. } = &*self.0;
+        match running.take(token) {
+            Err(_) if has_reserve => reserve.take(token),
+            slot => slot,
+        }
+        .map_err(|at| self.busy(at, running.max(), token))
+    }
+
+    /// Records that a request found no slot.
+    pub(crate) fn busy(&self, at: AtCapacity, requests_max: usize, token: &TokenId) -> Refusal {
+        self.meters().busy();
+        self.events().busy(requests_max);
+        Refusal::busy(at, requests_max, token)
     }
 
     /// Returns the number of requests in flight.
     pub(crate) fn requests(&self) -> usize {
-        self.bounds().requests_max.saturating_sub(self.0.running.available_permits())
+        self.0.running.used() + self.0.reserve.used()
     }
 
     pub(crate) fn meters(&self) -> &Meters {
@@ -148,9 +177,34 @@ impl State {
         &self.0.events
     }
 
+    /// Makes a revocation take effect on this server at once.
+    pub(crate) fn revoked(&self, id: &TokenId) {
+        self.token_cache().invalidate(id);
+        // There may be no request that waits.
+        let _ = self.0.revocations.send(id.clone());
+    }
+
+    /// Waits until the token of a caller is revoked through this server.
+    pub(crate) async fn until_revoked(&self, caller: &Caller) {
+        let mut revocations = self.0.revocations.subscribe();
+        // It may have been revoked since the request was authenticated.
+        let mut is_valid = self.is_still_valid(caller).await;
+        while is_valid {
+            is_valid = match revocations.recv().await {
+                Ok(id) => id != *caller.token(),
+                Err(RecvError::Lagged(_)) => self.is_still_valid(caller).await,
+                Err(RecvError::Closed) => std::future::pending().await,
+            };
+        }
+    }
+
     /// Returns when the server started.
     pub(crate) fn up_since(&self) -> Stamp {
         self.0.up_since
+    }
+
+    pub(crate) fn upstreams(&self) -> &Upstreams {
+        &self.0.upstreams
     }
 
     /// Broadcasts an administrative change.

@@ -7,6 +7,7 @@
 
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -42,6 +43,9 @@ impl StoredToken {
 pub trait TokenCache: fmt::Debug + Send + Sync + 'static {
     /// Returns the token with this id, valid or not, or `None` if there is none.
     fn get<'a>(&'a self, id: &'a TokenId) -> Reply<'a, Option<Arc<StoredToken>>>;
+
+    /// Discards what is cached about a token that was changed through this server.
+    fn invalidate(&self, _id: &TokenId) {}
 }
 
 /// Looks up tokens in a limiter's store.
@@ -50,6 +54,8 @@ pub struct StoreTokenCache {
     ttl: Duration,
     hasher: RandomState,
     cached: Mutex<TwoGenerations<Entry>>,
+    /// The number of invalidations. A token read before one is not cached after it.
+    invalidations: AtomicU64,
 }
 
 #[derive(Clone)]
@@ -57,14 +63,14 @@ struct Entry {
     id: TokenId,
     hash: u64,
     stored: Option<Arc<StoredToken>>,
-    /// A remote store is queried again after the TTL.
-    queried_at: Instant,
+    /// A remote store is queried again after the TTL, or at once if the entry was invalidated.
+    queried_at: Option<Instant>,
     /// An in-process store is queried again when its version changes.
     version: Option<Version>,
 }
 
 impl StoreTokenCache {
-    /// Creates a cache that keeps tokens for two seconds: a revoked token may stay valid that long. An
+    /// Creates a cache that keeps tokens for two seconds: one that was revoked elsewhere may stay valid that long. An
     /// in-process store is queried whenever its version has changed. While the store is unavailable, a cached
     /// token stays valid for a minute after it was read; then the lookup returns the store's error.
     pub fn new(limiter: Limiter) -> Self {
@@ -74,34 +80,35 @@ impl StoreTokenCache {
     /// Creates a cache of at most `tokens_max` tokens, each for `ttl`.
     pub fn with(limiter: Limiter, ttl: Duration, tokens_max: usize) -> Self {
         let cached = Mutex::new(TwoGenerations::new(tokens_max));
-        Self { limiter, ttl, hasher: RandomState::new(), cached }
+        Self { limiter, ttl, hasher: RandomState::new(), cached, invalidations: AtomicU64::new(0) }
     }
 
     async fn query(&self, id: &TokenId) -> Result<Option<Arc<StoredToken>>, StoreError> {
         let cached = self.find(id);
         if let Some(entry) = &cached
-            && entry.queried_at.elapsed() < self.ttl
+            && entry.is_younger_than(self.ttl)
         {
             return Ok(entry.stored.clone());
         }
         // The age of an entry counts from the request: the token may change before the response arrives.
-        let queried_at = Instant::now();
+        let (queried_at, invalidations) = (Instant::now(), self.invalidations());
         let deadline = self.limiter.store_deadline();
         let millis = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
         let answer = timeout(deadline, self.limiter.store().token(id)).await;
         match answer.unwrap_or(Err(StoreError::TimedOut { millis })) {
             Ok(found) => {
                 let stored = found.map(|(hash, token)| Arc::new(StoredToken { token: token.value, hash }));
-                self.insert(id, stored.clone(), queried_at, None);
+                if self.invalidations() == invalidations {
+                    self.insert(id, stored.clone(), Some(queried_at), None);
+                }
                 Ok(stored)
             }
-            Err(error) if error.is_transient() => match cached {
-                Some(Entry { stored: Some(stored), queried_at, .. }) if queried_at.elapsed() < STALE_MAX => {
-                    Ok(Some(stored))
+            Err(error) => match cached {
+                Some(entry) if error.is_transient() && entry.is_younger_than(STALE_MAX) => {
+                    entry.stored.map(Some).ok_or(error)
                 }
                 _ => Err(error),
             },
-            Err(error) => Err(error),
         }
     }
 
@@ -124,7 +131,7 @@ impl StoreTokenCache {
             Err(error) => return Some(Err(error)),
         };
         let stored = found.map(|(hash, token)| Arc::new(StoredToken { token: token.value, hash }));
-        self.insert(id, stored.clone(), Instant::now(), version);
+        self.insert(id, stored.clone(), Some(Instant::now()), version);
         Some(Ok(stored))
     }
 
@@ -136,7 +143,7 @@ impl StoreTokenCache {
         &self,
         id: &TokenId,
         stored: Option<Arc<StoredToken>>,
-        queried_at: Instant,
+        queried_at: Option<Instant>,
         version: Option<Version>,
     ) {
         let hash = self.hasher.hash_one(id);
@@ -144,8 +151,18 @@ impl StoreTokenCache {
         self.lock().insert(entry, |other| other.id == *id);
     }
 
+    fn invalidations(&self) -> u64 {
+        self.invalidations.load(Ordering::Acquire)
+    }
+
     fn lock(&self) -> MutexGuard<'_, TwoGenerations<Entry>> {
         self.cached.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Entry {
+    fn is_younger_than(&self, span: Duration) -> bool {
+        self.queried_at.is_some_and(|queried_at| queried_at.elapsed() < span)
     }
 }
 
@@ -161,6 +178,11 @@ impl TokenCache for StoreTokenCache {
             Some(answer) => Reply::ready(answer),
             None => Reply::later(self.query(id)),
         }
+    }
+
+    fn invalidate(&self, id: &TokenId) {
+        self.invalidations.fetch_add(1, Ordering::AcqRel);
+        self.insert(id, None, None, None);
     }
 }
 
@@ -218,6 +240,20 @@ mod tests {
         assert!(ci().await.token.revoked_at.is_none() && !has_new().await);
         tokio::time::advance(Duration::from_secs(2)).await;
         assert!(ci().await.token.revoked_at.is_some() && has_new().await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn invalidated_token_is_read_again() {
+        let (store, token_cache, _) = token_cache().await;
+        let ci = id("ci");
+        let is_revoked = async || token_cache.get(&ci).await.map(|ci| ci.unwrap().token.revoked_at.is_some());
+        assert!(!is_revoked().await.unwrap());
+        store.revoke_token(&ci, Expect::Any, "test").await.unwrap();
+        token_cache.invalidate(&ci);
+        store.go_away();
+        assert!(is_revoked().await.is_err(), "the cached state is not used, not even in an outage");
+        store.come_back();
+        assert!(is_revoked().await.unwrap());
     }
 
     #[tokio::test(start_paused = true)]

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::limit::cascade::{Deltas, Levels, Line, Units};
+use tidegate_core::limit::audit::{self, AuditKey};
+use tidegate_core::limit::cascade::{Deltas, Level, Levels, Line, Units};
 use tidegate_core::limit::lease::{EndRecord, LeaseId, RENEWAL_MAX, Record};
 use tidegate_core::limit::meter::Meter;
 use tidegate_core::limit::name::{EntityId, ResourceName, Subject};
-use tidegate_core::limit::policy::{OnExpiry, Version};
+use tidegate_core::limit::policy::{OnExpiry, Version, Versioned};
 use tidegate_core::limit::rule::Rule;
 use tidegate_core::time::Stamp;
 
@@ -16,6 +17,7 @@ use crate::engine::{Change, Engine, Step, StepResult, TakeMode};
 use crate::entities::Entities;
 use crate::error::StoreError;
 use crate::page::{Page, Paging};
+use crate::records::note_change;
 use crate::reply::Reply;
 
 /// A request to open a lease: the units to draw and the levels to draw from.
@@ -107,6 +109,17 @@ pub struct Cancel {
     pub levels: Arc<Levels>,
     /// Whether the readings are wanted.
     pub is_watched: bool,
+}
+
+/// A request to set the units available in one limit of one bucket.
+#[derive(Debug, Clone)]
+pub struct Repair {
+    /// A new id, by which a retry finds the repair.
+    pub lease: LeaseId,
+    /// The [bucket and its limit](Levels::single).
+    pub levels: Arc<Levels>,
+    /// The units that will be available, at most the burst.
+    pub units: u64,
 }
 
 /// The result of a draw.
@@ -312,6 +325,11 @@ pub trait Buckets {
     /// Draws and settles at once. The lease counts as settled at its first step.
     fn spend<'a>(&'a self, draw: &'a Draw) -> Reply<'a, DrawResult>;
 
+    /// Sets the units available in one limit, whether it is in debt or not. The audit entry is written first: if the
+    /// call fails between the two, the audit has a repair that was not made. Open leases keep their units, and
+    /// return them. Returns the version of the audit entry with the result.
+    fn repair<'a>(&'a self, repair: &'a Repair, actor: &'a str) -> Reply<'a, Versioned<Movement>>;
+
     /// The state of a lease by its id. A lease that never drew, or ended long ago, is
     /// [unknown](crate::StoreError::NoLease).
     fn lease(&self, lease: LeaseId) -> Reply<'_, LeaseStatus>;
@@ -358,6 +376,29 @@ impl<E: Engine> Buckets for E {
         self.apply_step(cancel.as_step()).map(StepResult::moved)
     }
 
+    fn repair<'a>(&'a self, repair: &'a Repair, actor: &'a str) -> Reply<'a, Versioned<Movement>> {
+        Reply::after(self.about().is_immediate, async move {
+            let (level, line) = repair.target()?;
+            let seen = self.look(&Lookup::Subjects(vec![level.subject.clone()])).await?;
+            let meters = seen.buckets.iter().flat_map(|bucket| &bucket.meters);
+            let meter = meters.into_iter().find(|meter| meter.rule().row() == line.rule.row());
+            let full = i64::try_from(line.rule.shape().burst()).unwrap_or(i64::MAX);
+            let change = audit::Change::Bucket {
+                bucket: level.subject.clone(),
+                limit: line.rule.name().clone(),
+                before: meter.map_or(full, |meter| meter.available(seen.at)),
+                after: repair.units,
+            };
+            let version = note_change(self, AuditKey::bucket(&level.subject), change, actor).await?;
+            let units = Units::from_elem(Some(repair.units), 1);
+            let Repair { lease, levels, .. } = repair;
+            let step =
+                Step { lease: *lease, number: 0, levels, change: Change::Set(&units), is_watched: true };
+            let value = self.apply_step(step).await?.moved();
+            Ok(Versioned { version, value })
+        })
+    }
+
     fn lease(&self, lease: LeaseId) -> Reply<'_, LeaseStatus> {
         self.find_lease(lease)
     }
@@ -401,6 +442,26 @@ impl Draw {
             change: Change::Take(units, taking),
             is_watched: *is_watched,
         }
+    }
+}
+
+impl Repair {
+    /// The one limit of the one bucket to repair.
+    fn target(&self) -> Result<(&Level, &Line), StoreError> {
+        let invalid = |what: String| StoreError::Invalid { what };
+        let ([level], [_]) = (self.levels.levels(), self.levels.names()) else {
+            return Err(invalid("a repair is of one limit of one bucket".to_owned()));
+        };
+        let line = level.limits.first().ok_or_else(|| invalid("a repair without a limit".to_owned()))?;
+        let burst = line.rule.shape().burst();
+        if self.units > burst {
+            let name = line.rule.name();
+            return Err(invalid(format!(
+                "{} units available in `{name}`, more than its burst of {burst}",
+                self.units
+            )));
+        }
+        Ok((level, line))
     }
 }
 

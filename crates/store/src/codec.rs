@@ -40,7 +40,8 @@ pub(crate) fn policy_from_text(text: &str) -> Result<Policy, StoreError> {
     read(text).map_err(|why| corrupt("a policy", &why))
 }
 
-/// An entity: `{"id":"acme","name":"Acme","parent":"group","cascade":true,"metadata":{"tier":"gold"}}`.
+/// An entity: `{"id":"acme","name":"Acme","parent":"group","cascade":true,"metadata":{"tier":"gold"}}`, with
+/// `"disabled":true` if it is.
 pub(crate) fn entity_to_text(entity: &Entity) -> String {
     write(&EntityText::of(entity))
 }
@@ -64,7 +65,8 @@ pub(crate) fn token_from_text(text: &str) -> Result<Token, StoreError> {
 }
 
 /// A change: `{"entity":{"after":{..}}}`,
-/// `{"policy":{"scope":{"resource":"gpt"},"before":{..},"after":{..}}}` or
+/// `{"policy":{"scope":{"resource":"gpt"},"before":{..},"after":{..}}}`,
+/// `{"bucket":{"bucket":{"entity":"acme"},"limit":"tpm","before":-500,"after":100}}` or
 /// `{"token":{"before":{..},"after":{..}}}`.
 pub(crate) fn change_to_text(change: &Change) -> String {
     write(&ChangeText::of(change))
@@ -151,6 +153,8 @@ struct EntityText<'a> {
     parent: Option<Cow<'a, str>>,
     #[serde(default, skip_serializing_if = "is_false")]
     cascade: bool,
+    #[serde(default, skip_serializing_if = "is_false")]
+    disabled: bool,
     #[serde(borrow, default, skip_serializing_if = "BTreeMap::is_empty")]
     metadata: BTreeMap<Cow<'a, str>, Cow<'a, str>>,
 }
@@ -192,6 +196,15 @@ enum ChangeText<'a> {
         before: Option<PolicyText<'a>>,
         #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
         after: Option<PolicyText<'a>>,
+    },
+    Bucket {
+        /// Without an entity or a resource, all share the bucket.
+        #[serde(borrow)]
+        bucket: ScopeText<'a>,
+        #[serde(borrow)]
+        limit: Cow<'a, str>,
+        before: i64,
+        after: u64,
     },
     Token {
         #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
@@ -310,6 +323,7 @@ impl<'a> EntityText<'a> {
             name: entity.display_name().map(Cow::Borrowed),
             parent: entity.parent_id().map(|parent| Cow::Borrowed(parent.as_str())),
             cascade: entity.cascades(),
+            disabled: entity.is_disabled(),
             metadata: entity.notes().iter().map(note).collect(),
         }
     }
@@ -325,6 +339,7 @@ impl<'a> EntityText<'a> {
         if self.cascade {
             entity = entity.cascade();
         }
+        entity = entity.disabled(self.disabled);
         for (key, value) in self.metadata {
             entity = entity.metadata(key, value);
         }
@@ -374,6 +389,15 @@ impl<'a> ChangeText<'a> {
                 before: before.as_ref().map(PolicyText::of),
                 after: after.as_ref().map(PolicyText::of),
             },
+            Change::Bucket { bucket, limit, before, after } => Self::Bucket {
+                bucket: ScopeText {
+                    entity: bucket.one_entity().map(|entity| Cow::Borrowed(entity.as_str())),
+                    resource: bucket.one_resource().map(|resource| Cow::Borrowed(resource.as_str())),
+                },
+                limit: Cow::Borrowed(limit.as_str()),
+                before: *before,
+                after: *after,
+            },
             Change::Token { before, after } => {
                 Self::Token { before: before.as_ref().map(TokenText::of), after: TokenText::of(after) }
             }
@@ -402,6 +426,13 @@ impl<'a> ChangeText<'a> {
                 let filed = AuditKey::scope(&scope);
                 Ok((Change::Policy { scope, before, after }, filed))
             }
+            Self::Bucket { bucket, limit, before, after } => {
+                let (entity, resource) = bucket.names()?;
+                let bucket = Subject::pool(entity, resource);
+                let limit = LimitName::new(&limit).map_err(message)?;
+                let filed = AuditKey::bucket(&bucket);
+                Ok((Change::Bucket { bucket, limit, before, after }, filed))
+            }
             Self::Token { before, after } => {
                 let (before, after) = (before.map(TokenText::token).transpose()?, after.token()?);
                 if let Some(before) = before.as_ref().filter(|before| before.id != after.id) {
@@ -422,11 +453,15 @@ impl<'a> ScopeText<'a> {
         }
     }
 
-    fn scope(self) -> Result<Scope, String> {
+    fn names(self) -> Result<(Option<EntityId>, Option<ResourceName>), String> {
         let entity = self.entity.map(|entity| EntityId::new(&entity)).transpose().map_err(message)?;
         let resource =
             self.resource.map(|resource| ResourceName::new(&resource)).transpose().map_err(message)?;
-        Ok(match (entity, resource) {
+        Ok((entity, resource))
+    }
+
+    fn scope(self) -> Result<Scope, String> {
+        Ok(match self.names()? {
             (None, None) => Scope::System,
             (None, Some(resource)) => Scope::Resource(resource),
             (Some(entity), None) => Scope::Entity(entity),
@@ -501,7 +536,9 @@ impl LevelText<'_> {
 fn line_text(line: &Line) -> String {
     let of_call = if line.rule.is_of_call() { OF_CALL.to_string() } else { String::new() };
     let debt_max = line.debt_max.map(|debt_max| format!("{DEBT}{debt_max}")).unwrap_or_default();
-    format!("{of_call}{}{debt_max}", line.rule)
+    // The level says whether it is a pool, and the line how far it may be in debt.
+    let rule = Rule::stored(line.rule.name().clone(), *line.rule.shape());
+    format!("{of_call}{rule}{debt_max}")
 }
 
 fn checked(text: &str) -> Result<Rule, String> {

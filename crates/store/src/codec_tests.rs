@@ -250,7 +250,17 @@ fn changes() -> impl Strategy<Value = Change> {
         before: (!is_new).then(|| Token { revoked_at: None, ..token.clone() }),
         after: token,
     });
-    prop_oneof![entity, policy, token]
+    let bucket = (prop::option::of(names()), prop::option::of(names()), any::<i64>(), any::<u64>());
+    let bucket = bucket.prop_map(|(entity, resource, before, after)| Change::Bucket {
+        bucket: Subject::pool(
+            entity.map(|name| EntityId::new(&name).unwrap()),
+            resource.map(|name| ResourceName::new(&name).unwrap()),
+        ),
+        limit: LimitName::new("tpm").unwrap(),
+        before,
+        after,
+    });
+    prop_oneof![entity, policy, bucket, token]
 }
 
 proptest! {
@@ -286,6 +296,7 @@ proptest! {
         let filed = match &change {
             Change::Entity { before, after } => AuditKey::entity(before.as_ref().or(after.as_ref()).unwrap().id()),
             Change::Policy { scope, .. } => AuditKey::scope(scope),
+            Change::Bucket { bucket, .. } => AuditKey::bucket(bucket),
             Change::Token { after, .. } => AuditKey::token(&after.id),
         };
         let (version, at) = (Version::new(version), Stamp::from_micros(micros));

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tidegate_core::limit::cascade::{Deltas, Levels, Units};
 use tidegate_core::limit::lease::LeaseId;
-use tidegate_core::limit::name::{EntityId, ResourceName};
+use tidegate_core::limit::name::{Across, EntityId, ResourceName};
 use tidegate_core::limit::policy::Version;
 use tidegate_core::limit::usage::Usage;
 
@@ -115,6 +115,13 @@ pub trait Engine: fmt::Debug + Send + Sync + 'static {
         None
     }
 
+    /// Why the engine cannot count such pools together with the buckets of all subjects that share them, all or
+    /// nothing; `None` if it can. Policies with such limits are refused.
+    fn pool_refusal(&self, across: Across) -> Option<&'static str> {
+        let _ = across;
+        None
+    }
+
     /// A setting of the engine that may break the store's guarantees, and what to change; found when it was
     /// opened.
     fn warning(&self) -> Option<String> {
@@ -148,6 +155,9 @@ pub enum Change<'a> {
     Renew(Duration),
     /// Ends the lease: settled at its actual usage, which may leave a debt, or cancelled.
     End(Option<&'a Units>),
+    /// Sets the units available, for an administrator. The lease begins and ends with the step, so that a retry
+    /// finds it; it takes nothing and counts no usage.
+    Set(&'a Units),
 }
 
 /// How a step takes units.
@@ -172,6 +182,7 @@ impl Step<'_> {
             Change::Renew(_) => Verb::Renew,
             Change::End(Some(_)) => Verb::Settle,
             Change::End(None) => Verb::Cancel,
+            Change::Set(_) => Verb::Repair,
         }
     }
 }
@@ -192,6 +203,7 @@ enum QueuedChange {
     Shift(Deltas),
     Renew(Duration),
     End(Option<Units>),
+    Set(Units),
 }
 
 impl From<Step<'_>> for QueuedStep {
@@ -202,6 +214,7 @@ impl From<Step<'_>> for QueuedStep {
             Change::Shift(deltas) => QueuedChange::Shift(deltas.clone()),
             Change::Renew(span) => QueuedChange::Renew(span),
             Change::End(actual) => QueuedChange::End(actual.cloned()),
+            Change::Set(units) => QueuedChange::Set(units.clone()),
         };
         Self { lease, number, levels: Arc::clone(levels), change, is_watched }
     }
@@ -215,6 +228,7 @@ impl QueuedStep {
             QueuedChange::Shift(deltas) => Change::Shift(deltas),
             QueuedChange::Renew(span) => Change::Renew(*span),
             QueuedChange::End(actual) => Change::End(actual.as_ref()),
+            QueuedChange::Set(units) => Change::Set(units),
         };
         let Self { lease, number, levels, is_watched, .. } = self;
         Step { lease: *lease, number: *number, levels, change, is_watched: *is_watched }

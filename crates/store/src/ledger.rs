@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use tidegate_core::limit::audit::{AuditKey, Entry};
-use tidegate_core::limit::name::{EntityId, ResourceName};
+use tidegate_core::limit::name::{EntityId, ResourceName, Subject};
 use tidegate_core::limit::policy::Version;
 use tidegate_core::limit::usage::{Usage, Window};
 use tidegate_core::time::Stamp;
@@ -29,6 +29,13 @@ pub enum UsageOf {
     Entity(EntityId),
     /// All entities' usage of a resource.
     Resource(ResourceName),
+}
+
+impl UsageOf {
+    /// The usage of limits that are pooled across all resources.
+    pub fn all_resources() -> Self {
+        Self::Resource(Subject::pool(None, None).resource)
+    }
 }
 
 /// Which changes to list.

@@ -74,7 +74,7 @@ pub use codec::{levels_from_text, levels_to_text};
 
 pub use buckets::{
     Adjust, Bucket, BucketSnapshot, Buckets, Cancel, Draw, DrawResult, Extend, LeaseSnapshot, LeaseStatus,
-    Lookup, Movement, Reading, Readings, Renew, Renewal, Settle, Terms,
+    Lookup, Movement, Reading, Readings, Renew, Renewal, Repair, Settle, Terms,
 };
 pub use changes::{Announcer, Changes};
 pub use clock::{AnchoredWall, HostWall, ManualWall, SystemWall, WallClock};

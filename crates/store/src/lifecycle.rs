@@ -4,6 +4,7 @@
 //! implements [`Lifecycle`]; the reports are the same for all of them.
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tidegate_core::limit::name::Namespace;
@@ -57,6 +58,16 @@ pub trait Lifecycle: fmt::Debug + Send + Sync {
     /// ([`StoreError::Invalid`]).
     fn destroy(&self) -> Reply<'_, DestroyReport> {
         Reply::ready(Err(removed_otherwise()))
+    }
+
+    /// Copies the store to a new file: a snapshot of one moment, whatever is written in the meantime. An existing
+    /// file is refused ([`StoreError::Invalid`]), and so is a store that its engine's own tools back up.
+    fn backup<'a>(&'a self, file: &'a Path) -> Reply<'a, BackupReport> {
+        let what = format!(
+            "this store cannot be copied to `{}`: back it up with its engine's own tools",
+            file.display()
+        );
+        Reply::ready(Err(StoreError::Invalid { what }))
     }
 
     /// A template of the store's parts for other provisioning tools: `CloudFormation` for a DynamoDB table.
@@ -250,6 +261,18 @@ pub struct UpgradePart {
     pub part: Part,
     /// Its version before the upgrade.
     pub from: u64,
+}
+
+/// The result of [`backup`](Lifecycle::backup).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BackupReport {
+    /// The store.
+    pub of: StoreLocation,
+    /// The new file.
+    pub file: PathBuf,
+    /// Its size in bytes.
+    pub bytes: u64,
 }
 
 /// The result of [`destroy`](Lifecycle::destroy).

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tidegate_core::limit::audit::{About, Change};
-use tidegate_core::limit::name::{EntityId, ResourceName};
+use tidegate_core::limit::name::{Across, EntityId, ResourceName};
 use tidegate_core::limit::policy::{Expect, Policy, Scope, Version, Versioned};
 
 use crate::error::StoreError;
@@ -118,6 +118,27 @@ pub(crate) fn check_actor(actor: &str) -> Result<(), StoreError> {
         let what =
             format!("an actor of {} bytes, outside 1..={ACTOR_MAX} without control characters", actor.len());
         return Err(StoreError::Invalid { what });
+    }
+    Ok(())
+}
+
+/// Checks that policies are for scopes that cover their pools, and that the engine can count in these.
+///
+/// # Errors
+/// [`StoreError::Invalid`] with the limit and the reason.
+pub(crate) fn check_pools(
+    changes: &[PolicyChange],
+    refusal: impl Fn(Across) -> Option<&'static str>,
+) -> Result<(), StoreError> {
+    for (scope, policy) in changes.iter().filter_map(|change| Some((&change.scope, change.policy.as_ref()?)))
+    {
+        policy.check_scope(scope).map_err(|error| StoreError::Invalid { what: error.to_string() })?;
+        for rule in policy.rules() {
+            if let Some((across, why)) = rule.across().and_then(|across| Some((across, refusal(across)?))) {
+                let what = format!("the limit `{}` cannot count across={across}: {why}", rule.name());
+                return Err(StoreError::Invalid { what });
+            }
+        }
     }
     Ok(())
 }

@@ -26,6 +26,7 @@ use crate::ledger::{AuditQuery, Ledger, Prune, UsageQuery};
 use crate::page::{Page, Paging};
 use crate::policies::{
     CHANGED_MAX, ChangesSince, Listing, Policies, PolicyChange, PolicySnapshot, check_actor, check_changes,
+    check_pools,
 };
 use crate::record::{
     Key, Kind, Of, Record, RecordChange, RecordWrite, Records, Scan, Value, filed_link, hash_link,
@@ -110,6 +111,7 @@ impl<E: Engine> Policies for E {
     fn apply<'a>(&'a self, changes: &'a [PolicyChange], actor: &'a str) -> Reply<'a, Version> {
         reply(self, async move {
             check_actor(actor)?;
+            check_pools(changes, |across| self.pool_refusal(across))?;
             let keys: Vec<Key> = changes.iter().map(|change| Key::Policy(change.scope.clone())).collect();
             let mut tries = 0;
             loop {
@@ -417,6 +419,25 @@ impl Draft {
         let (version, number) = (self.write.version(), self.write.entries_after());
         let entry = Entry { version, at: self.at, actor: self.actor.clone(), filed, change };
         self.write(Key::Entry(number), None, Some(Value::Entry(entry)));
+    }
+}
+
+/// Writes an audit entry of a change that is no record, and returns its version.
+pub(crate) async fn note_change<E: Engine>(
+    engine: &E,
+    filed: AuditKey,
+    change: Change,
+    actor: &str,
+) -> Result<Version, StoreError> {
+    check_actor(actor)?;
+    let mut tries = 0;
+    loop {
+        let (mut draft, _) = Draft::begin(engine, actor, &[], &mut tries).await?;
+        draft.note(filed.clone(), change.clone());
+        let version = draft.version();
+        if draft.commit(engine).await? {
+            return Ok(version);
+        }
     }
 }
 

@@ -186,7 +186,7 @@ async fn report(limiter: &Limiter) -> Result<()> {
     let query =
         UsageQuery { of: UsageOf::Resource(ResourceName::new(MODEL)?), window: Window::Hour, range: hour };
     let sum = limiter.usage_sum(&query).await?;
-    let tokens = sum.limits.get("tpm").map_or(0, |tally| tally.own);
+    let tokens = sum.limits.get(&"tpm".parse()?).map_or(0, |tally| tally.own);
     println!("{:<14}{:>8}{:>10}{:>10}", "total", "", "", grouped(tokens));
     Ok(())
 }

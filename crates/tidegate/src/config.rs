@@ -41,7 +41,7 @@ use tidegate_core::excerpt::excerpt;
 use tidegate_core::plan::{Draft, FieldValue};
 
 pub use error::{ConfigError, ConfigProblem, Fault, Origin};
-pub use manifest::{Manifest, ManifestError};
+pub use manifest::{DeclaredToken, Manifest, ManifestError};
 pub use schema::{Field, fields};
 
 use crate::builder::Builder;

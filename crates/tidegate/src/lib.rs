@@ -115,7 +115,7 @@ pub use bar::{Bar, BarGuard};
 pub use builder::Builder;
 pub use clock::{Clock, FastClock, Sleep, TokioClock};
 #[cfg(feature = "config")]
-pub use config::{Config, ConfigError, Manifest, ManifestError};
+pub use config::{Config, ConfigError, DeclaredToken, Manifest, ManifestError};
 pub use estimate::{EstimateBytes, Part};
 pub use events::Events;
 #[cfg(feature = "http")]
@@ -156,7 +156,9 @@ pub use tidegate_core::feedback::headers::{Dimension, Reset};
 pub use tidegate_core::limit::balance::Balance;
 pub use tidegate_core::limit::entity::{Entity, InvalidEntity};
 pub use tidegate_core::limit::lease::LeaseId;
-pub use tidegate_core::limit::name::{EntityId, InvalidName, LimitName, ResourceName, Subject};
+pub use tidegate_core::limit::name::{
+    Across, EntityId, InvalidAcross, InvalidLimitKey, InvalidName, LimitKey, LimitName, ResourceName, Subject,
+};
 pub use tidegate_core::limit::policy::{
     Expect, InvalidPolicy, OnExpiry, OnUnavailable, Policy, Scope, Share, Version, Versioned,
 };

@@ -1,11 +1,11 @@
 //! The permit to run one request, which returns its capacity when it ends.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use tidegate_core::cost::{Charge, Cost};
 use tidegate_core::outcome::Outcome;
 
+use crate::keyed::shard::KeyRef;
 use crate::run::Spend;
 use crate::throttle::Inner;
 
@@ -19,24 +19,41 @@ use crate::throttle::Inner;
 /// [`into_owned`](Self::into_owned).
 #[derive(Debug)]
 #[must_use = "dropping a permit gives it back at once"]
+// The charge first: it is moved in units of 16 bytes, which the loads of a moved permit then match.
+#[repr(C)]
 pub struct Permit<'a> {
-    pub(crate) inner: Cow<'a, Arc<Inner>>,
     /// Taken by settling; a charge left on drop is settled as ignored.
     pub(crate) charge: Option<Charge>,
     /// Boxed: most permits report nothing.
     reported: Option<Box<Cost>>,
+    throttle: ThrottleRef<'a>,
+}
+
+/// The throttle of a permit.
+#[derive(Debug, Clone)]
+enum ThrottleRef<'a> {
+    Borrowed(&'a Arc<Inner>),
+    Owned(Arc<Inner>),
+    /// A key that may have none.
+    Key(KeyRef),
 }
 
 impl<'a> Permit<'a> {
     #[inline]
     pub(crate) const fn new(inner: &'a Arc<Inner>, charge: Charge) -> Self {
-        Self { inner: Cow::Borrowed(inner), charge: Some(charge), reported: None }
+        Self { throttle: ThrottleRef::Borrowed(inner), charge: Some(charge), reported: None }
     }
 
     /// A permit with its own handle to the throttle.
     #[inline]
     pub(crate) const fn owned(inner: Arc<Inner>, charge: Charge) -> Permit<'static> {
-        Permit { inner: Cow::Owned(inner), charge: Some(charge), reported: None }
+        Permit { throttle: ThrottleRef::Owned(inner), charge: Some(charge), reported: None }
+    }
+
+    /// A permit of a key without a throttle.
+    #[inline]
+    pub(crate) const fn of_key(key: KeyRef, charge: Charge) -> Permit<'static> {
+        Permit { throttle: ThrottleRef::Key(key), charge: Some(charge), reported: None }
     }
 
     /// The same permit with its own handle to the throttle, so that it can be stored or sent to another task.
@@ -52,8 +69,12 @@ impl<'a> Permit<'a> {
     /// # }
     /// ```
     pub fn into_owned(mut self) -> Permit<'static> {
-        let inner = Cow::Owned(Arc::clone(&self.inner));
-        Permit { inner, charge: self.charge.take(), reported: self.reported.take() }
+        let throttle = match &self.throttle {
+            ThrottleRef::Borrowed(inner) => ThrottleRef::Owned(Arc::clone(inner)),
+            ThrottleRef::Owned(inner) => ThrottleRef::Owned(Arc::clone(inner)),
+            ThrottleRef::Key(key) => ThrottleRef::Key(key.clone()),
+        };
+        Permit { throttle, charge: self.charge.take(), reported: self.reported.take() }
     }
 
     /// Ends the request.
@@ -70,8 +91,9 @@ impl<'a> Permit<'a> {
         if let Some(spent) = outcome.spent_cost() {
             self.spend(spent);
         }
-        if let Some(charge) = &mut self.charge {
-            self.inner.record(Some(charge), outcome);
+        if self.charge.is_some() {
+            let inner = Arc::clone(self.inner());
+            inner.record(self.charge.as_mut(), outcome);
         }
     }
 
@@ -100,10 +122,40 @@ impl<'a> Permit<'a> {
         self.charge.as_ref().is_some_and(Charge::is_probe)
     }
 
+    /// Its throttle. A key gets one if it has none.
+    pub(crate) fn inner(&mut self) -> &Arc<Inner> {
+        if let ThrottleRef::Key(key) = &self.throttle {
+            self.throttle = ThrottleRef::Owned(key.throttle());
+        }
+        match &self.throttle {
+            ThrottleRef::Borrowed(inner) => inner,
+            ThrottleRef::Owned(inner) => inner,
+            ThrottleRef::Key(_) => unreachable!("it was just replaced"),
+        }
+    }
+
     #[inline]
     fn end(&mut self, outcome: Outcome) {
+        let Some(charge) = &self.charge else { return };
+        // By reference: usually only a slot returns, which needs no move of the charge.
+        let is_done = match &self.throttle {
+            ThrottleRef::Borrowed(inner) => inner.settle_plain(charge, outcome),
+            ThrottleRef::Owned(inner) => inner.settle_plain(charge, outcome),
+            // Nothing learns from a rate.
+            ThrottleRef::Key(_) => !outcome.has_hint() && outcome.malformed() == 0,
+        };
+        if is_done {
+            self.charge = None;
+        } else {
+            self.settle_charge(outcome);
+        }
+    }
+
+    #[inline(never)]
+    fn settle_charge(&mut self, outcome: Outcome) {
         if let Some(charge) = self.charge.take() {
-            self.inner.settle(charge, self.reported.as_deref().copied(), outcome);
+            let reported = self.reported.as_deref().copied();
+            self.inner().settle(charge, reported, outcome);
         }
     }
 }
@@ -117,13 +169,6 @@ impl Spend for Permit<'_> {
 impl Drop for Permit<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Most permits only hold a slot that nothing learns from: skip building an outcome for those.
-        let is_done = match &self.charge {
-            Some(charge) => !self.inner.settles_timed() && self.inner.leave_plain(charge),
-            None => true,
-        };
-        if !is_done {
-            self.end(Outcome::ignored());
-        }
+        self.end(Outcome::ignored());
     }
 }

@@ -48,11 +48,16 @@ impl Throttle {
 impl Inner {
     #[inline]
     pub(crate) fn settle(&self, charge: Charge, reported: Option<Cost>, outcome: Outcome) {
-        if self.needs_reading(outcome) {
-            self.settle_locked(Ending { charge, reported, outcome }, Time::Needed);
-        } else if outcome.malformed() > 0 || !self.leave_plain(&charge) {
-            self.settle_locked(Ending { charge, reported, outcome }, Time::Idle);
+        if !self.settle_plain(&charge, outcome) {
+            let time = if self.needs_reading(outcome) { Time::Needed } else { Time::Idle };
+            self.settle_locked(Ending { charge, reported, outcome }, time);
         }
+    }
+
+    /// Settles a request from which nothing learns. Returns `false` if nothing was done.
+    #[inline]
+    pub(crate) fn settle_plain(&self, charge: &Charge, outcome: Outcome) -> bool {
+        !self.needs_reading(outcome) && outcome.malformed() == 0 && self.leave_plain(charge)
     }
 
     /// The fast path out, small enough to be inlined: nothing is learned and there are no waiters. Returns

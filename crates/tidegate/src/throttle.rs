@@ -257,6 +257,11 @@ impl Inner {
     /// A throttle with the number that identifies it in its registry.
     pub(crate) fn new(plan: Arc<Plan>, setup: Arc<Setup>, random: Random, number: u64) -> Arc<Self> {
         let gates = Gates::new(&plan, random);
+        Self::with_gates(plan, gates, setup, number)
+    }
+
+    /// A throttle that continues from the state of these gates.
+    pub(crate) fn with_gates(plan: Arc<Plan>, gates: Gates, setup: Arc<Setup>, number: u64) -> Arc<Self> {
         let gauge_handle = setup.observer.gauge_handle();
         let is_measured = gauge_handle.is_measured();
         let throttle = Arc::new_cyclic(|itself| Self {

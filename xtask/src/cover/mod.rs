@@ -19,12 +19,13 @@ use crate::{install, step};
 use lines::{Crate, Lines};
 
 /// The packages that are measured, with their folder and floor.
-const CRATES: [Crate; 6] = [
+const CRATES: [Crate; 7] = [
     Crate { name: "tidegate-core", folder: "crates/core/src/", floor_permille: 950 },
     Crate { name: "tidegate-store", folder: "crates/store/src/", floor_permille: 940 },
     Crate { name: "tidegate", folder: "crates/tidegate/src/", floor_permille: 940 },
     Crate { name: "tidegate-client", folder: "crates/client/src/", floor_permille: 930 },
     Crate { name: "tidegate-server", folder: "crates/server/src/", floor_permille: 940 },
+    Crate { name: "tidegate-proxy", folder: "crates/proxy/src/", floor_permille: 900 },
     Crate { name: "tidegate-cli", folder: "crates/cli/src/", floor_permille: 915 },
 ];
 

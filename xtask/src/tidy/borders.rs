@@ -34,7 +34,7 @@ const IMPURE: [(&str, &str); 18] = [
 const IMPURE_IMPORTS: [&str; 6] = ["Instant", "SystemTime", "env", "fs", "net", "thread"];
 
 /// Core's only dependencies: for its errors, and for short lists without an allocation.
-const CORE_DEPENDENCIES: [&str; 2] = ["smallvec", "thiserror"];
+const CORE_DEPENDENCIES: [&str; 3] = ["smallvec", "thiserror", "unicode-normalization"];
 
 /// Dependencies that core may use behind a feature: types without behaviour.
 const CORE_TYPES: [&str; 2] = ["http", "serde"];
@@ -193,12 +193,12 @@ mod tests {
     }
 
     #[test]
-    fn core_depends_on_thiserror_and_smallvec_alone() {
+    fn core_depends_on_listed_crates_alone() {
         let text = "[package]\nname = \"c\"\n[dependencies]\nthiserror.workspace = true\nrand = \"1\"\n\
                     [dependencies.tokio]\nversion = \"1\"\n[target.'cfg(unix)'.dependencies]\nlibc.workspace = true\n";
         assert_eq!(lines(core_dependencies, "crates/core/Cargo.toml", text), [5, 6, 9]);
         let problems = core_dependencies(&Source::new("crates/core/Cargo.toml", text));
-        let sentence = "core depends on rand; it may use smallvec and thiserror and nothing else";
+        let sentence = "core depends on rand; it may use smallvec and thiserror and unicode-normalization and nothing else";
         assert!(problems[0].to_string().ends_with(sentence), "{}", problems[0]);
     }
 

@@ -11,10 +11,11 @@ use anyhow::Result;
 use clap::Parser;
 use tidegate_bench::{Case, Options};
 
-const CASES: [Case; 7] = [
+const CASES: [Case; 8] = [
     ("postgres_spread", postgres::spread),
     ("postgres_hot", postgres::hot),
     ("redis", redis::rows),
+    ("pooled_hot_redis", redis::pooled),
     ("crowd_redis", crowd::redis),
     ("crowd_postgres", crowd::postgres),
     ("hiccup_redis", crowd::hiccup),

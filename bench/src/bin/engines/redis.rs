@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use ::redis::aio::MultiplexedConnection;
 use ::redis::{AsyncConnectionConfig, Client};
 use anyhow::{Context, Result};
-use tidegate::{Limit, Limiter, RedisOptions};
+use tidegate::{Across, Limit, Limiter, RedisOptions};
 use tidegate_bench::measure::cpu_seconds;
 use tidegate_bench::report::Row;
 use tokio::runtime::Runtime;
@@ -16,6 +16,8 @@ const PLENTY: u64 = 1 << 39;
 /// Entities that callers draw from: one shared budget, or many.
 const ONE: usize = 1;
 const SPREAD: usize = 1_024;
+/// Entities that share a pool.
+const HOT: usize = 64;
 /// No timeout may expire on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -91,6 +93,21 @@ pub(crate) fn rows(rounds: u32) -> Result<Vec<Row>> {
     ])
 }
 
+/// Spends of 64 entities on one pool.
+pub(crate) fn pooled(rounds: u32) -> Result<Vec<Row>> {
+    let (rpm, tpm) = (Limit::per_minute("rpm", PLENTY), Limit::per_minute("tpm", PLENTY));
+    let limits = [rpm, tpm.clone(), tpm.across(Across::Entities)];
+    let (pooled, plain) =
+        (Sides::with_limits("bench pooled", &limits)?, Sides::with_limits("bench plain", &limits[..2])?);
+    let mut best = (0.0_f64, 0.0_f64);
+    for _ in 0..rounds.clamp(1, ROUNDS_MAX) {
+        best.0 = best.0.max(pooled.spends(HOT)?);
+        best.1 = best.1.max(plain.spends(HOT)?);
+    }
+    let what = "spends by 64 entities on one pool, vs without the pool";
+    Ok(vec![Row::at_least("pooled_hot_redis", best, None, "spends/s", what)])
+}
+
 /// The cost of one call in microseconds (server scripts, server CPU, client CPU), and the calls per script.
 struct Cost {
     script: f64,
@@ -101,13 +118,17 @@ struct Cost {
 
 impl Sides {
     fn open() -> Result<Self> {
+        Self::with_limits("bench", &[Limit::per_minute("rpm", PLENTY), Limit::per_minute("tpm", PLENTY)])
+    }
+
+    fn with_limits(name: &str, limits: &[Limit]) -> Result<Self> {
         let url = std::env::var("TIDEGATE_TEST_REDIS")
             .context("TIDEGATE_TEST_REDIS is not set: run it with `cargo xtask bench engines`")?;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-        let namespace = format!("bench {}", std::process::id());
+        let namespace = format!("{name} {}", std::process::id());
         let store = runtime.block_on(RedisOptions::new(&url).namespace(namespace).timeout(TIMEOUT).open())?;
-        let limits = [Limit::per_minute("rpm", PLENTY), Limit::per_minute("tpm", PLENTY)];
-        let limiter = Limiter::builder(store).defaults(limits).store_deadline(TIMEOUT).build()?;
+        let limiter =
+            Limiter::builder(store).defaults(limits.iter().cloned()).store_deadline(TIMEOUT).build()?;
         let (peer, empty_script) = runtime.block_on(async {
             let config = AsyncConnectionConfig::new().set_response_timeout(Some(TIMEOUT));
             let client = Client::open(url)?;

@@ -28,7 +28,7 @@ use tower::{Layer as _, Service, ServiceBuilder, ServiceExt as _};
 
 const SLOTS: u32 = 1_024;
 const PLENTY: u32 = u32::MAX;
-const TARGET: f64 = 1.5;
+const TARGET: f64 = 1.3;
 
 const CASES: [Case; 4] = [
     ("tower_layer", |rounds| {

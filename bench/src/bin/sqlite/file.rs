@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use tidegate::{Durability, Limit, Limiter, Sqlite, SqliteOptions};
+use tidegate::{Across, Durability, Limit, Limiter, Sqlite, SqliteOptions};
 use tidegate_bench::report::Row;
 use tokio::runtime::Runtime;
 
@@ -33,6 +33,18 @@ struct Round {
 
 impl Ours {
     fn new(durable: Durability, batch_max: Option<usize>) -> Result<Self> {
+        let limits = [Limit::per_minute("rpm", PLENTY), Limit::per_minute("tpm", PLENTY)];
+        Self::with_limits(durable, batch_max, limits.into())
+    }
+
+    /// With a third limit, which all entities share.
+    fn pooled() -> Result<Self> {
+        let plain = Limit::per_minute("tpm", PLENTY);
+        let limits = vec![Limit::per_minute("rpm", PLENTY), plain.clone(), plain.across(Across::Entities)];
+        Self::with_limits(Durability::EverySecond, None, limits)
+    }
+
+    fn with_limits(durable: Durability, batch_max: Option<usize>, limits: Vec<Limit>) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build()?;
         // Beside the program, so that the file is on a disk and not in a tmpfs.
         let program = std::env::current_exe()?;
@@ -43,20 +55,23 @@ impl Ours {
             None => options,
         };
         let store = runtime.block_on(options.open())?;
-        let limits = [Limit::per_minute("rpm", PLENTY), Limit::per_minute("tpm", PLENTY)];
         let limiter = Limiter::builder(store.clone()).defaults(limits).build()?;
         Ok(Self { limiter, store, runtime, _folder: folder })
     }
 
-    /// Concurrent callers acquire and settle in sequence for the duration of a round.
+    /// Concurrent callers acquire and settle in sequence for the duration of a round, for eight entities.
     fn round(&self, callers: usize) -> Result<Round> {
+        self.round_of(callers, 8)
+    }
+
+    fn round_of(&self, callers: usize, entities: usize) -> Result<Round> {
         let before = self.store.stats();
         let (start, done) = (Instant::now(), Arc::new(AtomicU64::new(0)));
         self.runtime.block_on(async {
             let caller = |number: usize| {
                 let (limiter, done) = (self.limiter.clone(), Arc::clone(&done));
                 tokio::spawn(async move {
-                    let entity = format!("user-{}", number % 8);
+                    let entity = format!("user-{}", number % entities);
                     while start.elapsed() < ROUND {
                         let mut lease = limiter.try_acquire((entity.as_str(), "gpt-4"), COST).await?;
                         lease.settle([("tpm", 640)]).await?;
@@ -92,6 +107,25 @@ pub(crate) fn draws_per_transaction(rounds: u32) -> Result<Vec<Row>> {
     Ok(vec![
         Row::at_least("draws_per_transaction", (mean(&second)?, 16.0), Some(1.0), "draws", what),
         Row::at_least("draws_per_transaction_commit", (mean(&commit)?, 16.0), None, "draws", commit_note),
+    ])
+}
+
+/// One caller in sequence, and 64 entities on one pool.
+pub(crate) fn pooled(rounds: u32) -> Result<Vec<Row>> {
+    let (pooled, plain) = (Ours::pooled()?, Ours::new(Durability::EverySecond, None)?);
+    let (mut best, mut hot) = ((0.0_f64, 0.0_f64), (0.0_f64, 0.0_f64));
+    for _ in 0..rounds.clamp(1, ROUNDS_MAX) {
+        best.0 = best.0.max(pooled.round_of(1, 1)?.acquires_per_second);
+        best.1 = best.1.max(plain.round_of(1, 1)?.acquires_per_second);
+        hot.0 = hot.0.max(pooled.round_of(CALLERS, CALLERS)?.acquires_per_second);
+        hot.1 = hot.1.max(plain.round_of(CALLERS, CALLERS)?.acquires_per_second);
+    }
+    let times = (1e6 / best.0, 1e6 / best.1);
+    let what = "acquire + settle of two limits and a pooled one, vs without the pooled one, one caller";
+    let hot_note = "acquire + settle by 64 entities on one pool, vs without the pool";
+    Ok(vec![
+        Row::new("pooled_acquire_sqlite", times, Some(1.6), "µs", what),
+        Row::at_least("pooled_hot_sqlite", hot, None, "acquires/s", hot_note),
     ])
 }
 

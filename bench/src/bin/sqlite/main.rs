@@ -7,9 +7,10 @@ use anyhow::Result;
 use clap::Parser;
 use tidegate_bench::{Case, Options};
 
-const CASES: [Case; 3] = [
+const CASES: [Case; 4] = [
     ("draws_per_transaction", file::draws_per_transaction),
     ("group_commit", file::group_commit),
+    ("pooled_sqlite", file::pooled),
     ("joined_overhead", joined::rows),
 ];
 

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use tidegate::{Stamp, Usage, UsageQuery, Window};
+use tidegate::{Balance, Stamp, Subject, Usage, UsageQuery, Window};
 
 use super::{owner, series_name};
 use crate::codec;
@@ -38,6 +38,8 @@ pub(crate) struct Panel {
     pub(crate) series: Vec<Series>,
     /// Number of series that are not drawn.
     pub(crate) left_out: usize,
+    /// The units that its limits refill in a window, in ascending order.
+    pub(crate) refills: Vec<u64>,
 }
 
 /// The usage of a limit by one entity or resource.
@@ -46,8 +48,12 @@ pub(crate) struct Series {
     pub(crate) limit: String,
     /// Its name, escaped for display.
     pub(crate) name: String,
+    /// The subject that drew.
+    pub(crate) subject: Option<Subject>,
     /// Units by window.
     pub(crate) units: Vec<u64>,
+    /// The number of its colour, below [`SERIES_MAX`]. One name has one colour in all panels.
+    pub(crate) colour: usize,
 }
 
 impl Series {
@@ -95,10 +101,13 @@ impl Chart {
         }
         for (line, window) in drawn() {
             if let Some((panel, index)) = places.get(&(line.limit.as_str(), series_name(&query.of, line))) {
-                let units = &mut panels[*panel].series[*index].units[window];
+                let series = &mut panels[*panel].series[*index];
+                series.subject.get_or_insert_with(|| line.subject.clone());
+                let units = &mut series.units[window];
                 *units = units.saturating_add(line.tally.units);
             }
         }
+        colour(&mut panels);
         Ok(Some(Self { owner: owner(&query.of), window: query.window, starts, panels, left_out }))
     }
 
@@ -109,6 +118,15 @@ impl Chart {
     /// Number of series that are not drawn, of the limits that are.
     pub(crate) fn series_left_out(&self) -> usize {
         self.panels.iter().map(|panel| panel.left_out).sum()
+    }
+
+    /// The units that a limit refills in the last window.
+    pub(crate) fn refill(&self, balance: &Balance) -> u64 {
+        let Some(start) = self.starts.last() else { return 0 };
+        let window = self.window.around(*start);
+        let micros = window.end.since(window.start).as_micros();
+        let units = u128::from(balance.amount) * micros / balance.period.as_micros().max(1);
+        u64::try_from(units).unwrap_or(u64::MAX)
     }
 
     /// The word for a window.
@@ -138,10 +156,33 @@ impl Chosen<'_> {
         let series = |name: &&str| Series {
             limit: limit.clone(),
             name: format::escape(name),
+            subject: None,
             units: vec![0; windows],
+            colour: 0,
         };
         let series = self.names.iter().map(series).collect();
-        Panel { limit, series, left_out: self.left_out }
+        Panel { limit, series, left_out: self.left_out, refills: Vec::new() }
+    }
+}
+
+/// Gives each name a colour, in the order of panels and usage. With more names than colours, names of different panels
+/// share one; names of one panel do not.
+fn colour(panels: &mut [Panel]) {
+    let mut colours: BTreeMap<String, usize> = BTreeMap::new();
+    let mut used = [0_usize; SERIES_MAX];
+    for panel in panels {
+        let mut is_taken = [false; SERIES_MAX];
+        let (known, new): (Vec<_>, Vec<_>) =
+            panel.series.iter_mut().partition(|series| colours.contains_key(&series.name));
+        for series in known.into_iter().chain(new) {
+            let known = colours.get(&series.name).copied().filter(|colour| !is_taken[*colour]);
+            let free =
+                || (0..SERIES_MAX).filter(|colour| !is_taken[*colour]).min_by_key(|colour| used[*colour]);
+            let colour = known.or_else(free).unwrap_or(0);
+            colours.entry(series.name.clone()).or_insert(colour);
+            (series.colour, is_taken[colour]) = (colour, true);
+            used[colour] += 1;
+        }
     }
 }
 
@@ -170,7 +211,7 @@ fn starts(query: &UsageQuery, first: Stamp, last: Stamp) -> Result<Vec<Stamp>, F
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use tidegate::{EntityId, LimitName, Subject, Tally, UsageOf};
+    use tidegate::{EntityId, LimitName, Tally, UsageOf};
 
     use super::*;
 
@@ -218,6 +259,28 @@ pub(crate) mod tests {
                 ("tpm".into(), "gpt".into(), vec![5, 0, 0, 7]),
             ]
         );
+    }
+
+    #[test]
+    fn name_has_one_colour_in_all_panels() {
+        let day =
+            |name: &str, limit: &str, units| line(name, limit, Window::Day, "2026-01-31T00:00:00Z", units);
+        // The order of usage differs by panel, and more names than colours are drawn.
+        let lines: Vec<_> = (0..8)
+            .map(|at| day(&format!("r{at}"), "a", at))
+            .chain((4..12).map(|at| day(&format!("r{at}"), "b", 100 - at)))
+            .collect();
+        let chart = Chart::new(&query(Window::Day), &lines).unwrap().unwrap();
+        let [first, second] = &chart.panels[..] else { panic!("two limits") };
+        for panel in [first, second] {
+            let mut colours: Vec<_> = panel.series.iter().map(|series| series.colour).collect();
+            colours.sort_unstable();
+            assert_eq!(colours, [0, 1, 2, 3, 4, 5, 6, 7]);
+        }
+        for series in &second.series {
+            let same = first.series.iter().find(|other| other.name == series.name);
+            assert!(same.is_none_or(|same| same.colour == series.colour), "{series:?}");
+        }
     }
 
     #[test]

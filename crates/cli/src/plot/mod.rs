@@ -6,26 +6,28 @@ mod chart;
 mod svg;
 mod text;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, IsTerminal as _};
 use std::path::{Path, PathBuf};
 
-use tidegate::{LimitName, Paging, Usage, UsageOf, UsageQuery};
+use tidegate::{EntityId, LimitLine, LimitName, Paging, ResourceName, Subject, Usage, UsageOf, UsageQuery};
 
 use crate::backend::Backend;
 use crate::codec;
 use crate::failure::Failure;
 use crate::format;
 use crate::output::Output;
-use chart::Chart;
 pub(crate) use chart::Series;
+use chart::{Chart, Panel};
 
 /// Maximum records of usage for one chart.
 const LINES_MAX: usize = 200_000;
 /// Maximum names of limits in an error.
 const KNOWN_MAX: usize = 20;
+/// Maximum lines for different limits in one panel.
+const REFILLS_MAX: usize = 3;
 /// Maximum items per page.
 const PAGE_MAX: u32 = 1_000;
 /// Default width of a text chart, in columns.
@@ -63,10 +65,11 @@ pub(crate) async fn run(
             check_limit(backend, limit, &query.of).await?;
         }
     }
-    let Some(chart) = Chart::new(query, &lines)? else {
+    let Some(mut chart) = Chart::new(query, &lines)? else {
         let text = if out.is_some() { "no usage: nothing was written" } else { "no usage" };
         return Ok(Output::new(json(query, None)).line(text));
     };
+    read_limits(backend, &mut chart).await?;
     let output = Output::new(json(query, Some(&chart)));
     if let Some(out) = out {
         let failed = |error: io::Error| {
@@ -86,7 +89,9 @@ async fn check_limit(backend: &impl Backend, limit: &LimitName, of: &UsageOf) ->
         UsageOf::Entity(entity) => {
             backend.balances_of_entity(entity).await?.into_iter().map(|balance| balance.limit).collect()
         }
-        UsageOf::Resource(resource) => backend.capacity(resource).await?.into_keys().collect(),
+        UsageOf::Resource(resource) => {
+            backend.capacity(resource).await?.into_keys().map(|key| key.name).collect()
+        }
     };
     if known.is_empty() || known.contains(limit) {
         return Ok(());
@@ -160,17 +165,42 @@ async fn read(backend: &impl Backend, query: &UsageQuery) -> Result<Vec<Usage>, 
     }
 }
 
+/// Reads the current limits of what is drawn, and the units that they refill in a window.
+async fn read_limits(backend: &impl Backend, chart: &mut Chart) -> Result<(), Failure> {
+    let subjects = chart.all_series().into_iter().filter_map(|series| series.subject.clone());
+    let mut known: BTreeMap<Subject, Vec<LimitLine>> = BTreeMap::new();
+    for subject in subjects.collect::<BTreeSet<_>>() {
+        let lines = backend.balances(&subject).await?;
+        known.insert(subject, lines);
+    }
+    let refills = |panel: &Panel| {
+        let subjects = panel.series.iter().filter_map(|series| series.subject.as_ref());
+        let own = subjects.flat_map(|subject| {
+            let lines = known.get(subject).into_iter().flatten();
+            lines.filter(move |line| line.balance.subject == *subject)
+        });
+        let of_panel = own.filter(|line| line.balance.limit.as_str() == panel.limit);
+        of_panel.map(|line| chart.refill(&line.balance)).collect::<BTreeSet<_>>()
+    };
+    let refills: Vec<_> = chart.panels.iter().map(refills).collect();
+    for (panel, refills) in chart.panels.iter_mut().zip(refills) {
+        panel.refills = refills.into_iter().take(REFILLS_MAX).collect();
+    }
+    Ok(())
+}
+
 /// The name of a series, which is unique within its limit.
 pub(crate) fn series_name<'a>(of: &UsageOf, line: &'a Usage) -> &'a str {
     match of {
-        UsageOf::Entity(_) => line.subject.resource.as_str(),
-        UsageOf::Resource(_) => line.subject.entity.as_str(),
+        UsageOf::Entity(_) => line.subject.one_resource().map_or("(all)", ResourceName::as_str),
+        UsageOf::Resource(_) => line.subject.one_entity().map_or("(all)", EntityId::as_str),
     }
 }
 
 /// The owner of the usage, in words.
 pub(crate) fn owner(of: &UsageOf) -> String {
     format::escape(&match of {
+        of if *of == UsageOf::all_resources() => "all resources".to_owned(),
         UsageOf::Entity(entity) => format!("entity {entity}"),
         UsageOf::Resource(resource) => format!("resource {resource}"),
     })

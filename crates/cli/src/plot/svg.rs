@@ -28,6 +28,9 @@ const POINTS_MAX: usize = 48;
 /// Maximum labels below a plot.
 const TICKS_MAX: usize = 10;
 
+/// A limit is drawn up to this multiple of the highest usage.
+const NEAR: u64 = 2;
+
 /// A palette that colour-blind readers can distinguish, too.
 const COLOURS: [&str; 8] =
     ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b58900", "#56b4e9", "#5c4b8a", "#6b6b6b"];
@@ -68,10 +71,18 @@ fn height(panel: &Panel) -> f64 {
 
 fn draw_panel(svg: &mut Svg, chart: &Chart, panel: &Panel, top: f64) {
     let below = top + TITLE + PLOT;
-    let title = format!("{}, units per {}", panel.limit, chart.each());
+    let mut title = format!("{}, units per {}", panel.limit, chart.each());
+    for (place, units) in panel.refills.iter().enumerate() {
+        title.push_str(if place == 0 { "; limit " } else { ", " });
+        title.push_str(&format::number(*units));
+    }
     svg.text((LEFT, top + 18.0), r#"font-size="14" font-weight="600""#, &title);
-    let step = nice(panel.most());
-    let highest = panel.most().div_ceil(step).max(1).saturating_mul(step);
+    // A limit far above the usage would flatten it.
+    let is_near = |units: &&u64| **units <= panel.most().saturating_mul(NEAR);
+    let limits = || panel.refills.iter().filter(is_near);
+    let most = panel.most().max(limits().max().copied().unwrap_or_default());
+    let step = nice(most);
+    let highest = most.div_ceil(step).max(1).saturating_mul(step);
     let y = |units: u64| below - part(units, highest) * PLOT;
     for tick in (0..=highest / step).map(|tick| tick * step) {
         let at = y(tick);
@@ -100,8 +111,15 @@ fn draw_panel(svg: &mut Svg, chart: &Chart, panel: &Panel, top: f64) {
             day = below_it;
         }
     }
-    for (series, colour) in panel.series.iter().zip(COLOURS) {
-        draw_series(svg, series, colour, &x, &y);
+    for units in limits() {
+        let at = y(*units);
+        svg.line(&format!(
+            r##"<line x1="{LEFT}" y1="{at:.1}" x2="{}" y2="{at:.1}" stroke="#444" stroke-dasharray="6 4"/>"##,
+            WIDTH - RIGHT
+        ));
+    }
+    for series in &panel.series {
+        draw_series(svg, series, COLOURS[series.colour], &x, &y);
     }
     for item in legend(panel) {
         let row = u16::try_from(item.row).unwrap_or(u16::MAX);
@@ -154,13 +172,13 @@ struct Item {
 
 /// The legend, wrapped into rows.
 fn legend(panel: &Panel) -> Vec<Item> {
-    let named = panel.series.iter().zip(COLOURS).map(|(series, colour)| {
+    let named = panel.series.iter().map(|series| {
         let name = if series.name.chars().count() > NAME_MAX {
             series.name.chars().take(NAME_MAX - 1).chain(['…']).collect()
         } else {
             series.name.clone()
         };
-        (Some(colour), format!("{name} ({})", format::number(series.total())))
+        (Some(COLOURS[series.colour]), format!("{name} ({})", format::number(series.total())))
     });
     let more = (panel.left_out > 0).then(|| (None, format!("and {} more", panel.left_out)));
     let (mut row, mut left) = (0, LEFT);
@@ -289,7 +307,10 @@ mod tests {
                 lines.chain([line("gpt-4", "rpm", Window::Hour, &start, hour % 5)]).collect::<Vec<_>>()
             })
             .collect();
-        Chart::new(&query(Window::Hour), &lines).unwrap().unwrap()
+        let mut chart = Chart::new(&query(Window::Hour), &lines).unwrap().unwrap();
+        // One far above the usage, and one near it.
+        (chart.panels[0].refills, chart.panels[1].refills) = (vec![600], vec![6_000, 90_000]);
+        chart
     }
 
     #[test]

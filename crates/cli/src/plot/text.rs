@@ -2,7 +2,7 @@
 
 use tidegate::Stamp;
 
-use super::chart::{Chart, Series};
+use super::chart::{Chart, Panel, Series};
 use crate::format;
 
 /// Rows of blocks.
@@ -25,7 +25,7 @@ pub(crate) fn draw(chart: &Chart, width: usize) -> Vec<String> {
     for panel in &chart.panels {
         for series in &panel.series {
             lines.push(String::new());
-            lines.push(cut(heading(series, chart), width));
+            lines.push(cut(heading(series, panel, chart), width));
             lines.extend(blocks(series, per_column, wide));
             lines.push(axis(&chart.starts, columns * wide, room));
         }
@@ -39,13 +39,15 @@ pub(crate) fn draw(chart: &Chart, width: usize) -> Vec<String> {
     lines
 }
 
-fn heading(series: &Series, chart: &Chart) -> String {
+fn heading(series: &Series, panel: &Panel, chart: &Chart) -> String {
     let most = series.most();
     let when = series.units.iter().position(|units| *units == most).and_then(|at| chart.starts.get(at));
     let when = when.map(|start| format!(" at {}", minute(*start))).unwrap_or_default();
     let total = series.total();
+    let limits: Vec<_> = panel.refills.iter().map(|units| format::number(*units)).collect();
+    let limits = if limits.is_empty() { String::new() } else { format!("; limit {}", limits.join(", ")) };
     format!(
-        "{} of {}: {} in total, at most {}{when}",
+        "{} of {}: {} in total, at most {}{when}{limits}",
         series.limit,
         series.name,
         format::number(total),

@@ -62,6 +62,9 @@ fn unauthorized(problem: &Problem) -> Failure {
 }
 
 fn forbidden(problem: Problem) -> Failure {
+    if problem.is("entity-disabled") {
+        return Failure::disabled(problem.detail);
+    }
     let next = if problem.is("scope") {
         "use a token that has it; at the store: tidegate token create ID --scopes acquire,read,admin"
     } else if problem.is("namespace") {

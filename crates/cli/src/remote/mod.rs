@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tidegate::store::archive::ArchiveReport;
 use tidegate::store::{AuditQuery, Cursor, Listing, Page, PolicyChange};
 use tidegate::{
-    Balance, Capacity, Entity, EntityId, Expect, Explanation, LimitLine, LimitName, Paging, Policy,
+    Balance, Capacity, Entity, EntityId, Expect, Explanation, LimitKey, LimitLine, Paging, Policy,
     PolicyChanges, ResourceName, Scope, Source, Stamp, Step, Subject, Undeclared, Usage, UsageOf, UsageQuery,
     UsageSum, Version, Versioned, Would,
 };
@@ -142,12 +142,13 @@ fn line(state: wire::LimitState) -> Result<LimitLine, InvalidResponse> {
 }
 
 fn usage_query(query: &UsageQuery, paging: Option<&Paging>) -> wire::UsageQuery {
+    let system = query.of == UsageOf::all_resources();
     let (entity, resource) = match &query.of {
         UsageOf::Entity(entity) => (Some(entity.clone().into()), None),
-        UsageOf::Resource(resource) => (None, Some(resource.clone().into())),
+        UsageOf::Resource(resource) => (None, (!system).then(|| resource.clone().into())),
     };
     let ((from, to), (after, max)) = (bounds(&query.range), paging.map(paged).unwrap_or_default());
-    wire::UsageQuery { entity, resource, window: query.window.into(), from, to, after, max }
+    wire::UsageQuery { entity, resource, system, window: query.window.into(), from, to, after, max }
 }
 
 impl Backend for Remote {
@@ -278,15 +279,28 @@ impl Backend for Remote {
         Ok(balances.collect::<Result<_, InvalidResponse>>()?)
     }
 
-    async fn capacity(&self, resource: &ResourceName) -> Result<BTreeMap<LimitName, Capacity>, Failure> {
+    async fn capacity(&self, resource: &ResourceName) -> Result<BTreeMap<LimitKey, Capacity>, Failure> {
         let query = wire::CapacityQuery { resource: Some(resource.clone().into()) };
         let limit = |sum: wire::Capacity| {
-            let limit = sum.name()?;
+            let limit = sum.key()?;
             let wire::Capacity { buckets, burst, available, consumed, .. } = sum;
             Ok((limit, Capacity { buckets, burst, available, consumed }))
         };
         let sums = self.client.capacity(&query).await?.limits;
         Ok(sums.into_iter().map(limit).collect::<Result<_, InvalidResponse>>()?)
+    }
+
+    async fn set_bucket(
+        &self,
+        subject: &Subject,
+        limit: &LimitKey,
+        units: Option<u64>,
+    ) -> Result<Versioned<Balance>, Failure> {
+        let Subject { entity, resource } = subject.clone();
+        let limit = limit.to_string();
+        let put = wire::PutBucket { entity: entity.into(), resource: resource.into(), limit, units };
+        let set = self.client.put_bucket(&put).await?;
+        Ok(Versioned { version: Version::new(set.version), value: set.limit.check()?.0 })
     }
 
     async fn explain(&self, request: &AcquireRequest) -> Result<Explanation, Failure> {
@@ -337,7 +351,11 @@ impl Backend for Remote {
     }
 
     async fn create_token(&self, request: TokenRequest) -> Result<CreatedToken, Failure> {
-        let TokenRequest { id, name, scopes, expires_at } = request;
+        let TokenRequest { id, name, scopes, expires_at, secret } = request;
+        if secret.is_some() {
+            let what = format!("the token `{id}` has a secret, and a server generates those of its tokens");
+            return Err(Failure::usage(what).next("create it at the store, with --store URL"));
+        }
         let expires_at = expires_at.map(wire::Time);
         let put =
             wire::PutToken { id: id.clone().into(), name: Some(name), scopes: scopes.into(), expires_at };

@@ -49,7 +49,7 @@ pub(crate) enum Verdict {
 pub(crate) struct Shortage {
     pub(crate) limit: String,
     pub(crate) wait: LongestWait,
-    /// Its source, and its entity if that is not the requesting one.
+    /// Its source, and its pool, or its entity if that is not the requesting one.
     pub(crate) by: String,
 }
 
@@ -182,10 +182,10 @@ fn verdict_of(line: &Line, error: LimitError) -> Result<Verdict, Failure> {
     if let Some(limited) = error.limited() {
         let short = limited.short().map(|line_of| {
             let balance = &line_of.balance;
-            let of = if balance.subject.entity == line.subject.entity {
-                String::new()
-            } else {
-                format!(", of {}", balance.subject.entity)
+            let of = match balance.subject.across() {
+                Some(_) => format!(", for {}", balance.subject),
+                None if balance.subject.entity == line.subject.entity => String::new(),
+                None => format!(", of {}", balance.subject.entity),
             };
             Shortage {
                 limit: balance.limit.to_string(),

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use tidegate::Stamp;
 use tidegate::store::AuditQuery;
-use tidegate::{Entity, Stamp};
 use tidegate_core::limit::audit::{AuditKey, Change};
 use tidegate_core::limit::token::{Token, TokenId};
 
@@ -109,27 +109,23 @@ fn change_words(change: &Change) -> [String; 3] {
     match change {
         Change::Entity { before, after } => {
             let id = after.as_ref().or(before.as_ref()).map(|entity| entity.id().to_string());
-            let [before, after] = [before, after].map(|entity| or_none(entity.as_ref().map(entity_words)));
+            let [before, after] = [before, after].map(|entity| or_none(entity.as_ref().map(format::entity)));
             [format!("record of entity {}", id.unwrap_or_default()), before, after]
         }
         Change::Policy { scope, before, after } => {
             let [before, after] = [before, after].map(|policy| or_none(policy.as_ref().map(format::policy)));
             [format!("limits of {}", format::scope(scope)), before, after]
         }
+        Change::Bucket { bucket, limit, before, after } => [
+            format!("bucket {limit} of {bucket}"),
+            format!("{before} available"),
+            format!("{after} available"),
+        ],
         Change::Token { before, after } => {
             let before = or_none(before.as_ref().map(token_words));
             [format!("token {}", after.id), before, token_words(after)]
         }
     }
-}
-
-fn entity_words(entity: &Entity) -> String {
-    let mut words: Vec<String> =
-        entity.display_name().map(|name| format!("name={name}")).into_iter().collect();
-    words.extend(entity.parent_id().map(|parent| format!("parent={parent}")));
-    words.extend(entity.cascades().then(|| "cascade".to_owned()));
-    words.extend(entity.notes().iter().map(|(key, value)| format!("{key}={value}")));
-    if words.is_empty() { "exists".to_owned() } else { words.join(" ") }
 }
 
 fn token_words(token: &Token) -> String {

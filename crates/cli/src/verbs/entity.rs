@@ -1,10 +1,10 @@
-//! `tidegate entity`: creates, shows, moves and deletes entities.
+//! `tidegate entity`: creates, shows, moves, disables and deletes entities.
 
 use clap::{Args, Subcommand};
 use tidegate::store::Page;
 use tidegate::{Entity, EntityId, Expect, Versioned};
 
-use super::listed;
+use super::{listed, tree};
 use crate::backend::Backend;
 use crate::codec;
 use crate::failure::Failure;
@@ -33,6 +33,27 @@ pub(crate) enum EntityVerb {
         id: EntityId,
         #[command(flatten)]
         page: PageArgs,
+    },
+    /// Show entities as a tree
+    Tree {
+        /// Show this entity and its descendants [default: all entities]
+        #[arg(value_parser = parse::entity)]
+        id: Option<EntityId>,
+    },
+    /// Refuse the draws of an entity, and of entities that cascade to it
+    ///
+    /// Leases it holds can be settled, and its usage is still reported. Programs that use the store directly may take
+    /// up to a minute to notice.
+    Disable {
+        /// The entity, which is created if it does not exist
+        #[arg(value_parser = parse::entity)]
+        id: EntityId,
+    },
+    /// Allow the draws of a disabled entity again
+    Enable {
+        /// The entity
+        #[arg(value_parser = parse::entity)]
+        id: EntityId,
     },
     /// Set or remove the parent of an entity
     SetParent(ParentArgs),
@@ -102,6 +123,12 @@ pub(crate) async fn run(backend: &impl Backend, verb: EntityVerb) -> Result<Outp
             }
             Ok(list(&below))
         }
+        EntityVerb::Tree { id } => tree::show(backend, id).await,
+        EntityVerb::Disable { id } => set_disabled(backend, id, true).await,
+        EntityVerb::Enable { id } => {
+            found(backend, &id).await?;
+            set_disabled(backend, id, false).await
+        }
         EntityVerb::SetParent(args) => set_parent(backend, args).await,
         EntityVerb::Delete { id, expect } => {
             let expect = match expect {
@@ -115,7 +142,7 @@ pub(crate) async fn run(backend: &impl Backend, verb: EntityVerb) -> Result<Outp
     }
 }
 
-async fn found(backend: &impl Backend, id: &EntityId) -> Result<Versioned<Entity>, Failure> {
+pub(super) async fn found(backend: &impl Backend, id: &EntityId) -> Result<Versioned<Entity>, Failure> {
     backend.entity(id).await?.ok_or_else(|| {
         Failure::failed(format!("there is no entity `{id}`"))
             .next(format!("create it: tidegate entity create '{id}'"))
@@ -141,9 +168,23 @@ async fn set_parent(backend: &impl Backend, args: ParentArgs) -> Result<Output, 
     let entity = args.parent.into_iter().fold(entity, Entity::parent);
     let cascades = args.cascade || (before.value.cascades() && !args.no_cascade);
     let entity = if cascades { entity.cascade() } else { entity };
+    let entity = entity.disabled(before.value.is_disabled());
     let notes = before.value.notes().iter();
     let entity = notes.fold(entity, |entity, (key, value)| entity.metadata(key, value));
     let version = backend.put_entity(&entity, Expect::Version(before.version)).await?;
+    Ok(shown(&Versioned { version, value: entity }))
+}
+
+async fn set_disabled(backend: &impl Backend, id: EntityId, is_disabled: bool) -> Result<Output, Failure> {
+    let before = backend.entity(&id).await?;
+    let expect = before.as_ref().map_or(Expect::Absent, |before| Expect::Version(before.version));
+    let before = match before {
+        // Nothing to change, and nothing to audit.
+        Some(before) if before.value.is_disabled() == is_disabled => return Ok(shown(&before)),
+        before => before.map_or_else(|| Entity::new(id), |before| before.value),
+    };
+    let entity = before.disabled(is_disabled);
+    let version = backend.put_entity(&entity, expect).await?;
     Ok(shown(&Versioned { version, value: entity }))
 }
 
@@ -165,7 +206,9 @@ fn headed() -> Table {
 
 fn row(table: &mut Table, Versioned { version, value: entity }: &Versioned<Entity>) {
     let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
-    let notes: Vec<String> = entity.notes().iter().map(|(key, value)| format!("{key}={value}")).collect();
+    let notes = entity.notes().iter().map(|(key, value)| format!("{key}={value}"));
+    let disabled = entity.is_disabled().then(|| "disabled".to_owned());
+    let notes: Vec<String> = disabled.into_iter().chain(notes).collect();
     table.row([
         entity.id().to_string(),
         or_none(entity.display_name().map(str::to_owned)),

@@ -98,7 +98,7 @@ async fn balance_of_unwritten(backend: &impl Backend, subject: &Subject) -> Resu
         .table(drawn(&balances)))
 }
 
-fn drawn(balances: &[Balance]) -> Table {
+pub(crate) fn drawn(balances: &[Balance]) -> Table {
     let mut table = Table::new(["ENTITY", "RESOURCE", "LIMIT", ">AVAILABLE", ">BURST", "RATE"]);
     for balance in balances {
         table.tinted(tint(balance), cells(balance));
@@ -161,9 +161,10 @@ pub(crate) async fn explain(backend: &impl Backend, args: ExplainArgs) -> Result
 }
 
 fn cells(balance: &Balance) -> [String; 6] {
+    let [entity, resource] = format::bucket(&balance.subject);
     [
-        balance.subject.entity.to_string(),
-        balance.subject.resource.to_string(),
+        entity,
+        resource,
         balance.limit.to_string(),
         balance.available.to_string(),
         balance.burst.to_string(),

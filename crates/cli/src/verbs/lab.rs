@@ -107,7 +107,7 @@ fn list() -> Output {
 
 fn run_scenarios(args: RunArgs) -> Result<Output, Failure> {
     let all = match &args.scenario {
-        Some(file) => read(file)?,
+        Some(file) => read_scenarios(file)?,
         None => Scenario::built_in(),
     };
     let scenarios = choose(all, &args.names)?;
@@ -197,7 +197,7 @@ fn unique<T: Clone + Eq + std::hash::Hash>(values: Vec<T>) -> Vec<T> {
 }
 
 /// The scenarios of a file.
-fn read(file: &Path) -> Result<Vec<Scenario>, Failure> {
+pub(crate) fn read_scenarios(file: &Path) -> Result<Vec<Scenario>, Failure> {
     let path = format::escape(&file.display().to_string());
     let failed = |error: io::Error| {
         Failure::usage(format!("the file `{path}` cannot be read: {error}"))

@@ -9,16 +9,17 @@ use tidegate_core::duration::Period;
 use clap::{Args, Subcommand};
 use tidegate::store::{Listing, PolicyChange};
 use tidegate::{
-    EntityId, Expect, Limit, Manifest, OnExpiry, OnUnavailable, Policy, PolicyChanges, ResourceName, Scope,
-    Step, Undeclared, Version, Versioned,
+    Across, EntityId, Expect, Limit, Manifest, OnExpiry, OnUnavailable, Policy, ResourceName, Scope, Step,
+    Undeclared, Versioned,
 };
 
 use super::listed;
-use crate::backend::{Backend, StoredPolicy};
+use crate::backend::{Backend, CreatedToken, StoredPolicy};
 use crate::codec;
 use crate::default_paths::without_password;
 use crate::failure::{Exit, Failure};
 use crate::format;
+use crate::manifest::{EntityChange, ManifestChanges};
 use crate::output::{Output, Table, Tint};
 use crate::parse::{self, LIMITS, PageArgs, SCOPES};
 
@@ -37,7 +38,18 @@ The file is TOML, with a table per scope:
   only = true
   [entity.acme.resource.\"gpt-4\"]
   limits = [\"rpm:5/s\"]
-  on_unavailable = { local_share = 0.2 } # or \"block\", \"allow\"";
+  on_unavailable = { local_share = 0.2 } # or \"block\", \"allow\"
+  [entity.bot]                         # any of these declares the entity
+  parent = \"acme\"                      # declared here, or stored
+  cascade = true
+  name = \"A bot\"
+  notes = { team = \"search\" }
+  [token.ci]                           # created if it does not exist
+  scopes = [\"acquire\", \"read\"]
+  expires = 2030-01-31                 # default: never
+  name = \"CI\"
+  secret_env = \"CI_TOKEN\"              # default: generated and shown once
+Entities and tokens that it does not declare are left as they are.";
 
 /// Subcommands of `limits`.
 #[derive(Debug, Subcommand)]
@@ -65,10 +77,13 @@ pub(crate) enum LimitsVerb {
         #[arg(long, value_name = "VERSION", value_parser = parse::expect)]
         expect: Option<Expect>,
     },
-    /// Compare a file with the stored limits; exits with 5 if they differ
+    /// Compare a file with the stored limits, entities and tokens; exits with 5 if they differ
     #[command(after_help = FILE)]
     Plan(PlanArgs),
-    /// Write the limits of a file, all or nothing
+    /// Write the entities, limits and tokens of a file
+    ///
+    /// The limits are written all or nothing. A token that does not exist is created: its secret is shown once, or
+    /// read from the variable that `secret_env` names. A token that exists is never changed.
     #[command(after_help = FILE)]
     Apply(PlanArgs),
 }
@@ -123,16 +138,31 @@ pub(crate) async fn run(backend: &impl Backend, verb: LimitsVerb) -> Result<Outp
         LimitsVerb::List(args) => list(backend, args).await,
         LimitsVerb::Delete { scope, expect } => delete(backend, parse::whole_scope(&scope)?, expect).await,
         LimitsVerb::Plan(args) => {
-            let plan = plan(backend, &args).await?;
-            let exit = if plan.is_empty() { Exit::Done } else { Exit::Changes };
+            let changes = plan(backend, &args).await?;
+            let output = Output::new(codec::plan(&changes));
+            if changes.is_empty() {
+                return Ok(output.line("no changes"));
+            }
             let words = env::args_os().map(|word| word.to_string_lossy().into_owned());
-            let end = format!("to change; apply: {}", apply_command(words));
-            Ok(planned(&plan, None, &end).exit(exit))
+            let end = format!("{} to change; apply: {}", counted(&changes), apply_command(words));
+            Ok(output.table(diff_all(&changes)).line(end).exit(Exit::Changes))
         }
         LimitsVerb::Apply(args) => {
-            let plan = plan(backend, &args).await?;
-            let version = backend.apply(&plan).await?;
-            Ok(planned(&plan, Some(version), &format!("changed, at version {version}")))
+            let changes = plan(backend, &args).await?;
+            let applied = changes.apply(backend).await?;
+            let output = Output::new(codec::applied(&changes, &applied));
+            if changes.is_empty() {
+                return Ok(output.line("no changes"));
+            }
+            let end = format!("{} changed, at version {}", counted(&changes), applied.version);
+            let output = output.table(diff_all(&changes)).line(end);
+            let shown = |output: Output, made: CreatedToken| {
+                output.line(format!("{}: {}", made.token.value.id, made.secret))
+            };
+            let has_tokens = !applied.tokens.is_empty();
+            let output = applied.tokens.into_iter().fold(output, shown);
+            let once = "These are the tokens. They are shown once: keep them safe.";
+            Ok(if has_tokens { output.line(once) } else { output })
         }
     }
 }
@@ -151,7 +181,40 @@ async fn set(backend: &impl Backend, args: SetArgs) -> Result<Output, Failure> {
     let policy = if args.only { policy.only() } else { policy };
     let policy = args.on_unavailable.into_iter().fold(policy, Policy::on_unavailable);
     let policy = args.on_expiry.into_iter().fold(policy, Policy::on_expiry);
-    change(backend, scope, Some(policy), args.expect).await
+    policy.check_scope(&scope).map_err(|error| Failure::usage(error.to_string()))?;
+    let hint = pooling_hint(&scope, &policy);
+    let output = change(backend, scope, Some(policy), args.expect).await?;
+    Ok(hint.into_iter().fold(output, Output::line))
+}
+
+/// What a limit for many subjects counts, and how it becomes a total, for readers who expect one.
+fn pooling_hint(scope: &Scope, policy: &Policy) -> Option<String> {
+    let rule = policy.rules().iter().find(|rule| rule.across().is_none())?;
+    let (counted, across, pool) = match scope {
+        Scope::System => ("each entity on each resource", "both", "all entities on all resources"),
+        Scope::Resource(_) => ("each entity", "entities", "all entities"),
+        Scope::Entity(_) => ("each resource", "resources", "all resources"),
+        Scope::Subject(_) => return None,
+    };
+    let name = rule.name();
+    Some(format!(
+        "`{name}` counts {counted} separately; for one total of {pool}, write {rule},across={across}"
+    ))
+}
+
+/// The bucket that a limit of a scope counts in.
+pub(crate) fn bucket_words(scope: &Scope, across: Option<Across>) -> &'static str {
+    match (across, scope) {
+        (Some(Across::Both), _) => "all entities on all resources",
+        (Some(Across::Entities), Scope::System) => "all entities, per resource",
+        (Some(Across::Entities), _) => "all entities",
+        (Some(Across::Resources), Scope::System) => "all resources, per entity",
+        (Some(Across::Resources), _) => "all resources",
+        (None, Scope::System) => "per entity and resource",
+        (None, Scope::Resource(_)) => "per entity",
+        (None, Scope::Entity(_)) => "per resource",
+        (None, Scope::Subject(_)) => "its own",
+    }
 }
 
 async fn delete(backend: &impl Backend, scope: Scope, expect: Option<Expect>) -> Result<Output, Failure> {
@@ -185,11 +248,14 @@ fn nothing_at(scope: &Scope) -> Failure {
 
 async fn show(backend: &impl Backend, scope: Scope) -> Result<Output, Failure> {
     let found = backend.policy(&scope).await?.ok_or_else(|| nothing_at(&scope))?;
-    let mut table = Table::new(["LIMIT", ">AMOUNT", "PERIOD", ">BURST"]);
+    let mut table = Table::new(["LIMIT", ">AMOUNT", "PERIOD", ">BURST", ">DEBT", "BUCKET"]);
     for rule in found.value.rules() {
         let shape = rule.shape();
         let period = Period(shape.period()).to_string();
-        table.row([rule.name().to_string(), shape.amount().to_string(), period, shape.burst().to_string()]);
+        let [amount, burst, debt_max] =
+            [shape.amount(), shape.burst(), rule.debt_max()].map(|units| units.to_string());
+        let bucket = bucket_words(&scope, rule.across()).to_owned();
+        table.row([rule.name().to_string(), amount, period, burst, debt_max, bucket]);
     }
     let written: StoredPolicy = (scope, found);
     let (scope, Versioned { version, value }) = &written;
@@ -222,9 +288,10 @@ pub(crate) fn manifest(file: &Path) -> Result<Manifest, Failure> {
     })
 }
 
-async fn plan(backend: &impl Backend, args: &PlanArgs) -> Result<PolicyChanges, Failure> {
+async fn plan(backend: &impl Backend, args: &PlanArgs) -> Result<ManifestChanges, Failure> {
     let manifest = manifest(&args.file)?;
-    backend.plan(manifest.policies(), if args.prune { Undeclared::Prune } else { Undeclared::Keep }).await
+    let extra = if args.prune { Undeclared::Prune } else { Undeclared::Keep };
+    ManifestChanges::plan(backend, &manifest, extra).await
 }
 
 fn read(file: &Path) -> Result<String, Failure> {
@@ -259,14 +326,33 @@ fn apply_command(words: impl Iterator<Item = String>) -> String {
     command.join(" ")
 }
 
-fn planned(plan: &PolicyChanges, version: Option<Version>, end: &str) -> Output {
-    let output = Output::new(codec::plan(plan, version));
-    if plan.is_empty() {
-        return output.line("no changes");
+/// What changes, by kind: `2 scopes, 1 token`.
+fn counted(changes: &ManifestChanges) -> String {
+    let count = |count: usize, one: &str, many: &str| match count {
+        0 => None,
+        1 => Some(format!("1 {one}")),
+        count => Some(format!("{count} {many}")),
+    };
+    let entities = count(changes.entities.len(), "entity", "entities");
+    let scopes = count(changes.policies.steps().len(), "scope", "scopes");
+    let tokens = count(changes.tokens.len(), "token", "tokens");
+    entities.into_iter().chain(scopes).chain(tokens).collect::<Vec<_>>().join(", ")
+}
+
+/// All changes of a manifest, one row each.
+fn diff_all(changes: &ManifestChanges) -> Table {
+    let mut table = diff(changes.policies.steps());
+    for EntityChange { before, after } in &changes.entities {
+        let (sign, tint) = if before.is_none() { ("+", Tint::Good) } else { ("~", Tint::Changed) };
+        let before = before.as_ref().map_or_else(|| "-".to_owned(), |before| format::entity(&before.value));
+        let name = format!("record of entity {}", after.id());
+        table.tinted(tint, [sign.to_owned(), name, before, format::entity(after)]);
     }
-    let count = plan.steps().len();
-    let scopes = if count == 1 { "1 scope".to_owned() } else { format!("{count} scopes") };
-    output.table(diff(plan.steps())).line(format!("{scopes} {end}"))
+    for token in &changes.tokens {
+        let name = format!("token {}", token.id);
+        table.tinted(Tint::Good, ["+".to_owned(), name, "-".to_owned(), token.scopes.to_string()]);
+    }
+    table
 }
 
 /// The changes, one row per scope.

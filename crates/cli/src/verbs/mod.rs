@@ -2,13 +2,16 @@
 
 pub(crate) mod acquire;
 pub(crate) mod audit;
+pub(crate) mod bucket;
 pub(crate) mod entity;
 pub(crate) mod inspect;
 pub(crate) mod lab;
 pub(crate) mod limits;
+pub(crate) mod proxy;
 pub(crate) mod serve;
 pub(crate) mod store;
 pub(crate) mod token;
+mod tree;
 pub(crate) mod usage;
 
 use std::io::{self, Read as _};
@@ -30,7 +33,7 @@ use crate::remote::{Remote, TlsFiles};
 use crate::store::InProcess;
 
 /// The default timeout for a store or a server.
-const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The variable that holds the token for a server.
 const TOKEN: &str = "TIDEGATE_TOKEN";
@@ -49,6 +52,12 @@ pub(crate) async fn run(args: Args, format: Format) -> Result<Output, Failure> {
     }
     if let Verb::Serve(serving) = args.verb {
         return serve::run(*serving, args.shared, format).await;
+    }
+    if let Verb::Proxy(proxying) = args.verb {
+        return proxy::run(*proxying, args.shared, format).await;
+    }
+    if let Verb::Mock(mocking) = args.verb {
+        return proxy::run_mock(*mocking, format).await;
     }
     if let Verb::Fetch(fetching) = args.verb {
         return crate::fetch::run(*fetching, args.shared.timeout, format).await;
@@ -104,6 +113,7 @@ async fn ask(backend: impl Backend, verb: Verb) -> Result<Output, Failure> {
         Verb::Balance(args) => inspect::balance(&backend, args).await,
         Verb::Capacity(args) => inspect::capacity(&backend, args).await,
         Verb::Explain(args) => inspect::explain(&backend, args).await,
+        Verb::Bucket(verb) => bucket::run(&backend, verb).await,
         Verb::Usage(verb) => usage::run(&backend, verb).await,
         Verb::Audit(verb) => audit::run(&backend, verb).await,
         Verb::Token(verb) => token::run(&backend, verb).await,
@@ -113,6 +123,8 @@ async fn ask(backend: impl Backend, verb: Verb) -> Result<Output, Failure> {
         | Verb::Fetch(_)
         | Verb::Watch(_)
         | Verb::Lab(_)
+        | Verb::Proxy(_)
+        | Verb::Mock(_)
         | Verb::Completions { .. } => unreachable!("handled above"),
     }
 }

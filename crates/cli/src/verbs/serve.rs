@@ -1,6 +1,7 @@
 //! `tidegate serve`: serves the limits of a store over HTTP.
 
-use std::io::{self, Write as _};
+use std::io::{self, IsTerminal as _, Write as _};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -9,19 +10,26 @@ use tidegate::store::{HostWall, Store};
 use tidegate::{Limiter, LimiterBuilder, Paging, Versioned};
 use tidegate_core::limit::name::Namespace;
 use tidegate_core::limit::token::{NewToken, Token, TokenId, TokenScope, TokenScopes, TokenState};
+use tidegate_proxy::{ListenBounds, Proxy, Tenants, serve};
 use tidegate_server::{
-    LeaseKey, Secret, ServeError, Server, ServerOptions, Shutdown, ShutdownOutcome, State, StateOptions,
-    StoreMeters, StoreTokenCache, Tls, TlsError, TlsOptions,
+    Bounds, LeaseKey, Secret, ServeError, Server, ServerOptions, Shutdown, ShutdownOutcome, State,
+    StateOptions, StoreMeters, StoreTokenCache, Tls, TlsError, TlsOptions,
 };
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::args::{self, SharedArgs};
 use crate::config::{LogForm, LogLevel, ServeSettings, Serving, Timeout, TlsSettings};
 use crate::default_paths::{OpenStore, WriteMode, open_store};
 use crate::failure::{Exit, Failure};
+use crate::manifest::ManifestFile;
 use crate::output::{Format, Output};
 use crate::parse;
+use crate::proxy::check_exposure;
 use crate::signals::Signals;
+use crate::verbs::proxy::{bind, limiter, tenants};
 use crate::{child, codec};
 
 pub(crate) const HELP: &str = "\
@@ -30,7 +38,9 @@ If the store has no token with the scope `admin`, it creates one and shows it
 once. It accepts requests from the line that begins with `ready` on.
 
 The first SIGINT or SIGTERM stops it after the requests in flight, the second
-stops it at once. SIGHUP reloads the TLS files; a change of the files does too.
+stops it at once. SIGHUP reloads the TLS files, as a change of the files does,
+and applies the manifest again. With neither, SIGHUP stops a server on a
+terminal, which was closed.
 
 The file of --config is TOML, with the same names and `_` for `-`:
   store = \"sqlite:/var/lib/tidegate/limits.db\"
@@ -38,6 +48,7 @@ The file of --config is TOML, with the same names and `_` for `-`:
   timeout = \"5s\"
   listen = \"127.0.0.1:8707\"
   metrics = \"127.0.0.1:9090\"
+  manifest = \"limits.toml\"     # limits, entities and tokens to apply
   without_tls = false
   log = \"json\"                 # or text
   log_level = \"info\"           # or off, error, warn, debug, trace
@@ -70,7 +81,13 @@ The file of --config is TOML, with the same names and `_` for `-`:
   [[envoy.rules]]              # the first match wins
   match = [{ key = \"user\", value = \"*\" }]
   entity = \"{user}\"            # also resource, cost, limits,
-  resource = \"web\"             # domain, shadow, unlimited
+  resource = \"web\"             # domain, shadow, unlimited, charge,
+                               # refund_within
+  [proxy]                      # to LLM APIs; see docs/proxy.md
+  listen = \"127.0.0.1:8709\"
+  upstreams = [\"openai=https://api.openai.com\"]
+  keys = { openai = \"env:OPENAI_API_KEY\" }  # or a file, mode 0600
+  require_token = false        # also profiles, within, within_max
 Each bound has a variable, such as TIDEGATE_BODY_MAX.
 A flag overrides its TIDEGATE_ variable, which overrides the file.";
 
@@ -101,6 +118,8 @@ pub(crate) struct Addresses {
     pub(crate) metrics: Option<String>,
     /// The listener for Envoy.
     pub(crate) envoy: Option<String>,
+    /// The listener for callers of LLM APIs.
+    pub(crate) proxy: Option<String>,
 }
 
 /// Serves until a signal stops it.
@@ -115,12 +134,22 @@ pub(crate) async fn run(args: ServeArgs, shared: SharedArgs, format: Format) -> 
     let options = options(&serving, tls.clone());
     let server = Server::bind(&options).await.map_err(|error| bind_failure(&error, tls.is_some()))?;
     let scheme = if tls.is_some() { "https" } else { "http" };
+    let proxy = bind_proxy(&serving).await?;
     let addresses = Addresses {
         url: format!("{scheme}://{}", server.local_addr()),
         metrics: server.metrics_addr().map(|address| format!("http://{address}/metrics")),
         envoy: server.envoy_addr().map(|address| address.to_string()),
+        proxy: proxy.as_ref().map(|(_, address)| format!("http://{address}")),
     };
+    let manifest = serving.manifest.as_deref().map(|file| ManifestFile::new(file, &opened, &serving));
+    let manifest = manifest.transpose()?.map(Arc::new);
     if args.check {
+        if let Some(manifest) = &manifest {
+            manifest.check().await?;
+        }
+        if let Some((listen, settings)) = &serving.proxy {
+            settings.build(*listen, Some(tenants(&limiter(&opened)?, &opened)))?;
+        }
         let output = Output::new(codec::serving(&addresses, &opened, None));
         let output = output.line(format!("ready to serve {} on {}", opened.url, addresses.url));
         return Ok(serving.warning.into_iter().fold(output, Output::line));
@@ -130,34 +159,124 @@ pub(crate) async fn run(args: ServeArgs, shared: SharedArgs, format: Format) -> 
         tracing::warn!("{warning}");
     }
     let state = state(&opened, &serving).await?;
+    if let Some(manifest) = &manifest {
+        manifest.apply().await?;
+    }
+    let proxy = build_proxy(proxy, &serving, tenants(state.limiter(), &opened))?;
     let token = first_token(&*opened.store, &opened.namespace, &args::actor(serving.actor)).await?;
     ready(format, &addresses, &opened, token.as_ref());
     let (stopper, shutdown) = Shutdown::new();
+    let shared_limiter = state.limiter().clone();
+    let proxy = proxy.map(|(listener, proxy)| RunningProxy::start(listener, proxy, serving.bounds));
     let running = server.run(state, shutdown);
     tokio::pin!(running);
     let mut last = None;
+    let hangup = Hangup { tls, manifest, limiter: shared_limiter.clone(), is_on_terminal: is_on_terminal() };
     let result = loop {
         tokio::select! {
             result = &mut running => break result,
             signal = signals.next() => {
-                if signal.is_stop() {
+                if signal.is_stop() || signal.is_hangup() && hangup.stops() {
                     last = Some(signal);
                     stopper.stop();
-                } else if signal.is_reload() && let Some(tls) = tls.clone() {
-                    // Errors are logged, and the previous certificate stays in use.
-                    tokio::spawn(async move { drop(tls.reload().await) });
+                    if let Some(proxy) = &proxy {
+                        proxy.stop();
+                    }
+                } else if signal.is_hangup() {
+                    hangup.reload();
                 }
             }
         }
     };
+    let is_drained = match proxy {
+        Some(proxy) if result != ShutdownOutcome::AtOnce => proxy.drained().await,
+        _ => true,
+    };
+    shared_limiter.drain().await;
     opened.close().await;
     match (result, last) {
-        (ShutdownOutcome::Drained, _) => Ok(Output::silent(Exit::Done)),
+        (ShutdownOutcome::Drained, _) if is_drained => Ok(Output::silent(Exit::Done)),
         (ShutdownOutcome::AtOnce, Some(signal)) => Ok(Output::silent(child::exit_by(signal))),
         _ => Err(Failure::failed(
             "requests in flight did not finish within the drain time: their leases end at their deadlines",
         )),
     }
+}
+
+async fn bind_proxy(serving: &Serving) -> Result<Option<(TcpListener, SocketAddr)>, Failure> {
+    let Some((listen, _)) = &serving.proxy else { return Ok(None) };
+    check_exposure(*listen, serving.without_tls)?;
+    bind(*listen).await.map(Some)
+}
+
+fn build_proxy(
+    bound: Option<(TcpListener, SocketAddr)>,
+    serving: &Serving,
+    tenants: Tenants,
+) -> Result<Option<(TcpListener, Proxy)>, Failure> {
+    let (Some((listener, _)), Some((listen, settings))) = (bound, &serving.proxy) else { return Ok(None) };
+    Ok(Some((listener, settings.build(*listen, Some(tenants))?)))
+}
+
+/// The proxy beside the server.
+struct RunningProxy {
+    proxy: Proxy,
+    stopper: watch::Sender<bool>,
+    running: JoinHandle<bool>,
+}
+
+impl RunningProxy {
+    fn start(listener: TcpListener, proxy: Proxy, of: Bounds) -> Self {
+        let (stopper, mut signal) = watch::channel(false);
+        let mut bounds = ListenBounds::default();
+        bounds.connections_max = of.connections_max;
+        bounds.drain_time = of.drain_time;
+        let until = async move { drop(signal.wait_for(|is_stopped| *is_stopped).await) };
+        let running = tokio::spawn(serve(listener, proxy.clone(), bounds, until));
+        Self { proxy, stopper, running }
+    }
+
+    /// Accepts no more calls.
+    fn stop(&self) {
+        self.proxy.close();
+        self.stopper.send_replace(true);
+    }
+
+    /// Whether all calls were finished within the drain time.
+    async fn drained(self) -> bool {
+        self.stop();
+        self.running.await.unwrap_or(false)
+    }
+}
+
+/// What SIGHUP does: it reloads what the server has read from files. With nothing to reload, it is the hangup of
+/// the terminal that the server was started on, and stops it.
+struct Hangup {
+    tls: Option<Tls>,
+    manifest: Option<Arc<ManifestFile>>,
+    limiter: Limiter,
+    is_on_terminal: bool,
+}
+
+impl Hangup {
+    const fn stops(&self) -> bool {
+        self.is_on_terminal && self.tls.is_none() && self.manifest.is_none()
+    }
+
+    fn reload(&self) {
+        if let Some(tls) = self.tls.clone() {
+            // Errors are logged, and the previous certificate stays in use.
+            tokio::spawn(async move { drop(tls.reload().await) });
+        }
+        if let Some(manifest) = self.manifest.clone() {
+            let limiter = self.limiter.clone();
+            tokio::spawn(async move { manifest.reload(&limiter).await });
+        }
+    }
+}
+
+fn is_on_terminal() -> bool {
+    io::stdin().is_terminal() || io::stdout().is_terminal() || io::stderr().is_terminal()
 }
 
 fn tls(settings: TlsSettings) -> Result<Tls, Failure> {
@@ -219,6 +338,29 @@ async fn first_token(
     namespace: &Namespace,
     actor: &str,
 ) -> Result<Option<Secret>, Failure> {
+    for number in 1..=FIRST_MAX {
+        // Another server may just have created one.
+        if has_admin_token(store, namespace).await? {
+            return Ok(None);
+        }
+        let id = if number == 1 { FIRST.to_owned() } else { format!("{FIRST}-{number}") };
+        let id = TokenId::new(&id).map_err(|error| Failure::failed(error.to_string()))?;
+        let secret = Secret::generate(&id);
+        let scopes = TokenScopes::new(TokenScope::ALL);
+        let name = "made by serve".to_owned();
+        let new = NewToken { id, name, namespace: namespace.clone(), scopes, expires_at: None };
+        match store.create_token(&new, secret.hash(), actor).await {
+            // The id is taken: by a revoked or expired token, or at this moment by another server.
+            Err(tidegate::StoreError::Stale { .. }) => {}
+            made => return Ok(Some(made.map(|_| secret)?)),
+        }
+    }
+    Err(Failure::failed(format!("{FIRST_MAX} tokens `{FIRST}` were revoked: no first token is created"))
+        .next("create one: tidegate token create ID --scopes acquire,read,admin"))
+}
+
+/// Whether a valid token has the scope `admin`.
+async fn has_admin_token(store: &dyn Store, namespace: &Namespace) -> Result<bool, Failure> {
     let now = parse::time("0s").map_err(Failure::failed)?;
     let is_enough = |token: &Token| {
         token.scopes.has(TokenScope::Admin)
@@ -229,28 +371,13 @@ async fn first_token(
     loop {
         let page = store.tokens(&paging).await?;
         if page.items.iter().any(|Versioned { value, .. }| is_enough(value)) {
-            return Ok(None);
+            return Ok(true);
         }
         match page.next {
             Some(next) => paging = first.clone().after(next),
-            None => break,
+            None => return Ok(false),
         }
     }
-    for number in 1..=FIRST_MAX {
-        let id = if number == 1 { FIRST.to_owned() } else { format!("{FIRST}-{number}") };
-        let id = TokenId::new(&id).map_err(|error| Failure::failed(error.to_string()))?;
-        let secret = Secret::generate(&id);
-        let scopes = TokenScopes::new(TokenScope::ALL);
-        let name = "made by serve".to_owned();
-        let new = NewToken { id, name, namespace: namespace.clone(), scopes, expires_at: None };
-        match store.create_token(&new, secret.hash(), actor).await {
-            // The id is taken by a revoked or expired token.
-            Err(tidegate::StoreError::Stale { .. }) => {}
-            made => return Ok(Some(made.map(|_| secret)?)),
-        }
-    }
-    Err(Failure::failed(format!("{FIRST_MAX} tokens `{FIRST}` were revoked: no first token is created"))
-        .next("create one: tidegate token create ID --scopes acquire,read,admin"))
 }
 
 /// Prints the addresses. A closed pipe is not a failure.
@@ -261,16 +388,16 @@ fn ready(format: Format, addresses: &Addresses, opened: &OpenStore, token: Optio
             let token = token.map(|token| format!("token  {} (shown once: keep it safe)\n", token.reveal()));
             let metrics = addresses.metrics.as_ref().map(|url| format!("watch  {url}\n"));
             let envoy = addresses.envoy.as_ref().map(|address| format!("envoy  {address}\n"));
-            let (token, metrics) = (token.unwrap_or_default(), metrics.unwrap_or_default());
-            let envoy = envoy.unwrap_or_default();
-            format!("store  {}\n{token}{metrics}{envoy}ready  {}\n", opened.url, addresses.url)
+            let proxy = addresses.proxy.as_ref().map(|url| format!("proxy  {url}\n"));
+            let lines = [token, metrics, envoy, proxy].into_iter().flatten().collect::<String>();
+            format!("store  {}\n{lines}ready  {}\n", opened.url, addresses.url)
         }
     };
     let mut stdout = io::stdout().lock();
     drop(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()));
 }
 
-fn log(form: LogForm, level: LogLevel) {
+pub(crate) fn log(form: LogForm, level: LogLevel) {
     let level = match level {
         LogLevel::Off => LevelFilter::OFF,
         LogLevel::Error => LevelFilter::ERROR,

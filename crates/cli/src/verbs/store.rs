@@ -1,13 +1,14 @@
 //! `tidegate store`: creates, checks, upgrades, lists and removes a store.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use tidegate::StoreError;
 use tidegate::store::Reply;
 use tidegate::store::lifecycle::{
-    self, CheckReport, ClockDifference, DestroyReport, InitReport, Lifecycle, NamespaceList, Readiness,
-    Space, UpgradeReport,
+    self, BackupReport, CheckReport, ClockDifference, DestroyReport, InitReport, Lifecycle, NamespaceList,
+    Readiness, Space, UpgradeReport,
 };
 use tidegate_core::limit::name::Namespace;
 use tokio::time::timeout;
@@ -49,6 +50,13 @@ A file and a PostgreSQL schema are also upgraded when they are opened. On Redis,
 an older namespace is refused until it is upgraded. This upgrades all
 namespaces, or the one that the address or --namespace names.";
 
+const BACKUP: &str = "\
+Copies one moment of a file while servers use it, and creates FILE, readable by
+its owner only. Back up other engines with their own tools.
+
+Example:
+  tidegate store backup limits-$(date +%F).db";
+
 const DESTROY: &str = "\
 Removes a DynamoDB table with all of its namespaces. Without --yes, it only
 reports what would be lost. Remove files, schemas and keys of other engines
@@ -80,6 +88,12 @@ pub(crate) enum StoreVerb {
     Upgrade(SpaceArgs),
     /// List the namespaces of a store, with their contents
     List,
+    /// Copy the store to a new file, while it is in use
+    #[command(after_help = BACKUP)]
+    Backup {
+        /// The new file
+        file: PathBuf,
+    },
     /// Remove a DynamoDB table, with all data
     #[command(after_help = DESTROY)]
     Destroy {
@@ -120,7 +134,9 @@ pub(crate) async fn run(
         StoreVerb::Init(args) | StoreVerb::Check(args) | StoreVerb::Upgrade(args) => {
             with_namespace(&url, args)?
         }
-        StoreVerb::List | StoreVerb::Destroy { .. } | StoreVerb::Template => url.clone(),
+        StoreVerb::List | StoreVerb::Backup { .. } | StoreVerb::Destroy { .. } | StoreVerb::Template => {
+            url.clone()
+        }
     };
     let store = lifecycle::at(&named).map_err(|error| address_failure(error, &url))?;
     let displayed = without_password(&named);
@@ -138,6 +154,10 @@ pub(crate) async fn run(
             Ok(upgraded(&with_timeout(store.upgrade(), within).await.map_err(of_store)?, &displayed))
         }
         StoreVerb::List => Ok(listed(&list(&*store, within).await.map_err(of_store)?)),
+        // No timeout by default either: it takes as long as the data requires.
+        StoreVerb::Backup { file } => {
+            Ok(copied(&with_timeout(store.backup(&file), within).await.map_err(of_store)?, &displayed))
+        }
         StoreVerb::Destroy { yes: false } => {
             let within = Some(within.unwrap_or(DEFAULT_TIMEOUT));
             Ok(losses(&with_timeout(store.losses(), within).await.map_err(of_store)?, &displayed))
@@ -269,6 +289,11 @@ fn upgraded(upgraded: &UpgradeReport, url: &str) -> Output {
         }
     });
     parts.fold(output, Output::line)
+}
+
+fn copied(copied: &BackupReport, url: &str) -> Output {
+    let file = format!("`{}`, {} bytes", copied.file.display(), copied.bytes);
+    Output::new(codec::copied(copied, url)).line(line("store", url)).line(line("copied to", file))
 }
 
 /// What a removal would lose.

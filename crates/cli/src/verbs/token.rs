@@ -86,7 +86,8 @@ pub(crate) async fn run(backend: &impl Backend, verb: TokenVerb) -> Result<Outpu
 
 async fn create(backend: &impl Backend, args: CreateArgs) -> Result<Output, Failure> {
     let name = args.name.unwrap_or_else(|| args.id.to_string());
-    let request = TokenRequest { id: args.id, name, scopes: args.scopes, expires_at: args.expires };
+    let request =
+        TokenRequest { id: args.id, name, scopes: args.scopes, expires_at: args.expires, secret: None };
     let made = backend.create_token(request).await?;
     let json = codec::made_token(&made);
     // Alone on the first line, for `| head -1`.

@@ -16,6 +16,7 @@ const SCOPES: &str = "\
 Scopes:
   entity ID                        an entity, and its children that cascade
   resource NAME                    all entities, one resource
+  system                           limits across all resources
 Times: 2026-01-31, 2026-01-31T09:30:00Z, or 24h or 7d for a time ago.
 Usage counts in the window of its draw, in UTC.";
 
@@ -73,9 +74,10 @@ impl QueryArgs {
         let of = match parse::whole_scope(&self.scope)? {
             Scope::Entity(entity) => UsageOf::Entity(entity),
             Scope::Resource(resource) => UsageOf::Resource(resource),
-            _ => {
+            Scope::System => UsageOf::all_resources(),
+            Scope::Subject(_) => {
                 let what = format!("usage is not recorded for `{}`", format::escape(&self.scope.join(" ")));
-                return Err(Failure::usage(what).next("use `entity ID` or `resource NAME`"));
+                return Err(Failure::usage(what).next("use `entity ID`, `resource NAME` or `system`"));
             }
         };
         let window = match self.window {
@@ -100,10 +102,11 @@ async fn list(backend: &impl Backend, query: &UsageQuery, page: &PageArgs) -> Re
     let page = backend.usage(query, &page.paging()?).await?;
     let mut table = Table::new(["START", "ENTITY", "RESOURCE", "LIMIT", ">UNITS", ">OWN", ">LEASES"]);
     for line in &page.items {
+        let [entity, resource] = format::bucket(&line.subject);
         table.row([
             line.start.to_string(),
-            line.subject.entity.to_string(),
-            line.subject.resource.to_string(),
+            entity,
+            resource,
             line.limit.to_string(),
             line.tally.units.to_string(),
             line.tally.own.to_string(),

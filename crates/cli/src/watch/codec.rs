@@ -1,7 +1,7 @@
 //! The JSON output of `watch`: one object per line.
 
 use serde_json::{Value, json};
-use tidegate::{Stamp, Subject};
+use tidegate::{EntityId, ResourceName, Stamp, Subject};
 use tidegate_client::{Event, Snapshot};
 
 use super::model::{Health, Totals, Update};
@@ -80,8 +80,8 @@ fn of_health(health: &Health) -> Json {
 fn of_levels(subject: &Subject, levels: &[Level]) -> Json {
     let level = |level: &Level| {
         json!({
-            "limit": level.name.as_str(),
-            "of": level.of.as_str(),
+            "limit": level.name.to_string(),
+            "of": level.of.as_ref().map(EntityId::as_str),
             "available": level.available,
             "burst": level.burst,
             "amount": level.amount,
@@ -90,8 +90,8 @@ fn of_levels(subject: &Subject, levels: &[Level]) -> Json {
         })
     };
     json!({
-        "entity": subject.entity.as_str(),
-        "resource": subject.resource.as_str(),
+        "entity": subject.one_entity().map(EntityId::as_str),
+        "resource": subject.one_resource().map(ResourceName::as_str),
         "limits": levels.iter().map(level).collect::<Vec<_>>(),
     })
 }

@@ -243,9 +243,10 @@ fn table(subjects: &[(Subject, Vec<Level>)]) -> Table {
     let mut table = Table::new(["ENTITY", "RESOURCE", "LIMIT", ">AVAILABLE", ">BURST", "RATE", ">CONSUMED"]);
     for (subject, levels) in subjects {
         for level in levels {
+            let [entity, resource] = format::bucket(subject);
             let cells = [
-                subject.entity.to_string(),
-                subject.resource.to_string(),
+                entity,
+                resource,
                 level.limit.clone(),
                 level.available.to_string(),
                 level.burst.to_string(),

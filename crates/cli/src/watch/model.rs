@@ -375,7 +375,7 @@ impl ViewData {
             Event::Refused { entity, resource, of, limit, retry_after } => {
                 let subject = Subject { entity: entity.0.clone(), resource: resource.0.clone() };
                 let retry = retry_after.map_or(Retry::Never, |span| Retry::At(now + span.as_duration()));
-                return self.subjects.add_refusal(&subject, of.0.as_str(), limit, retry, now);
+                return self.subjects.add_refusal(&subject, of.as_ref().map(|of| &of.0), limit, retry, now);
             }
             Event::Lagged { dropped } => {
                 self.missed = self.missed.saturating_add(*dropped);
@@ -394,6 +394,13 @@ impl ViewData {
             }
             Event::Unsettled { waiting } => {
                 format!("a lease is not settled yet: {waiting} settlements are queued")
+            }
+            Event::DebtBound { entity, resource, limit, debt_max } => {
+                let [entity, resource] = [
+                    entity.as_ref().map_or("all entities", |entity| entity.0.as_str()),
+                    resource.as_ref().map_or("all resources", |resource| resource.0.as_str()),
+                ];
+                format!("{limit} of {entity} on {resource} is {debt_max} in debt, its bound")
             }
             Event::RulesStale { entity, resource } => {
                 format!("limits changed for {} on {}", entity.0, resource.0)

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidegate::{EntityId, LimitName, Stamp, Subject};
+use tidegate::{EntityId, Stamp, Subject};
 use tidegate_client::{Event, Seconds};
 
 use super::model::{Flow, Health, Key, Kind, Link, Mode, Model, Totals, Update};
@@ -16,7 +16,7 @@ pub(super) fn refused(entity: &str, resource: &str, of: &str, retry_after: Optio
     Update::Event(Event::Refused {
         entity: entity.parse().unwrap(),
         resource: resource.parse().unwrap(),
-        of: of.parse().unwrap(),
+        of: of.parse().ok(),
         limit: "rpm".to_owned(),
         retry_after: retry_after.map(|seconds| Seconds::from(Duration::from_secs(seconds))),
     })
@@ -39,7 +39,7 @@ pub(super) fn totals(granted: u64, refused: u64) -> Totals {
 pub(super) fn level(limit: &str, available: i64, burst: u64, consumed: i64) -> Level {
     let period = Duration::from_mins(1);
     let (name, of) = limit.split_once(" of ").unwrap_or((limit, "acme"));
-    let (name, of) = (LimitName::new(name).unwrap(), EntityId::new(of).unwrap());
+    let (name, of) = (name.parse().unwrap(), EntityId::new(of).ok());
     Level { limit: limit.to_owned(), name, of, available, burst, amount: burst, period, consumed }
 }
 

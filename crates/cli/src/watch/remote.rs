@@ -189,7 +189,10 @@ async fn forward_events(
 /// Whether an event is about the watched entity, or about none.
 fn is_about(event: &Event, entity: Option<&EntityId>) -> bool {
     match (event, entity) {
-        (Event::Refused { entity, of, .. }, Some(wanted)) => entity.0 == *wanted || of.0 == *wanted,
+        (Event::Refused { entity, of, .. }, Some(wanted)) => {
+            entity.0 == *wanted || of.as_ref().is_some_and(|of| of.0 == *wanted)
+        }
+        (Event::DebtBound { entity: Some(entity), .. }, Some(wanted)) => entity.0 == *wanted,
         (Event::Degraded { entity, .. } | Event::RulesStale { entity, .. }, Some(wanted)) => {
             entity.0 == *wanted
         }

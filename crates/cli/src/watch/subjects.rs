@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use tidegate::{Balance, EntityId, LimitName, Stamp, Subject};
+use tidegate::{Balance, EntityId, LimitKey, Stamp, Subject};
 
 use super::rates::Rates;
 use crate::format;
@@ -49,9 +49,9 @@ pub(crate) enum Retry {
 pub(crate) struct Level {
     /// Its name, escaped for display, with its entity if that is not the subject's own.
     pub(crate) limit: String,
-    /// Its plain name and its entity, for programs.
-    pub(crate) name: LimitName,
-    pub(crate) of: EntityId,
+    /// Its plain name and its entity, for programs; `None` if all entities share it.
+    pub(crate) name: LimitKey,
+    pub(crate) of: Option<EntityId>,
     pub(crate) available: i64,
     pub(crate) burst: u64,
     pub(crate) amount: u64,
@@ -64,9 +64,9 @@ impl Level {
     /// The level of a balance, as seen from `subject`.
     pub(crate) fn of(balance: &Balance, subject: &Subject) -> Self {
         Self {
-            limit: limit_of(balance.limit.as_str(), balance.subject.entity.as_str(), subject),
-            name: balance.limit.clone(),
-            of: balance.subject.entity.clone(),
+            limit: limit_of(&balance.key().to_string(), balance.subject.one_entity(), subject),
+            name: balance.key(),
+            of: balance.subject.one_entity().cloned(),
             available: balance.available,
             burst: balance.burst,
             amount: balance.amount,
@@ -84,11 +84,10 @@ impl Level {
 }
 
 /// A limit's name, with its entity if that is not the subject's.
-fn limit_of(limit: &str, of: &str, subject: &Subject) -> String {
-    if of == subject.entity.as_str() {
-        format::escape(limit)
-    } else {
-        format::escape(&format!("{limit} of {of}"))
+fn limit_of(limit: &str, of: Option<&EntityId>, subject: &Subject) -> String {
+    match of.filter(|of| **of != subject.entity) {
+        Some(of) => format::escape(&format!("{limit} of {of}")),
+        None => format::escape(limit),
     }
 }
 
@@ -131,7 +130,14 @@ impl Subjects {
     }
 
     /// Adds a refusal.
-    pub(crate) fn add_refusal(&mut self, subject: &Subject, of: &str, limit: &str, retry: Retry, now: Stamp) {
+    pub(crate) fn add_refusal(
+        &mut self,
+        subject: &Subject,
+        of: Option<&EntityId>,
+        limit: &str,
+        retry: Retry,
+        now: Stamp,
+    ) {
         let row = self.row(subject);
         row.limit = limit_of(limit, of, subject);
         row.count = row.count.saturating_add(1);
@@ -199,10 +205,11 @@ impl Subjects {
                 self.evicted += 1;
             }
         }
+        let [entity, resource] = format::bucket(subject);
         self.rows.entry(subject.clone()).or_insert_with(|| Row {
             subject: subject.clone(),
-            entity: format::escape(subject.entity.as_str()),
-            resource: format::escape(subject.resource.as_str()),
+            entity,
+            resource,
             limit: String::new(),
             count: 0,
             rates: Rates::new(SECONDS),
@@ -222,7 +229,8 @@ mod tests {
     }
 
     fn refuse(table: &mut Subjects, entity: &str, at: u64) {
-        table.add_refusal(&subject(entity), entity, "rpm", Retry::Unknown, Stamp::from_secs(at));
+        let subject = subject(entity);
+        table.add_refusal(&subject, Some(&subject.entity), "rpm", Retry::Unknown, Stamp::from_secs(at));
     }
 
     fn names(table: &Subjects, filter: &str, sort: Sort) -> Vec<String> {
@@ -274,8 +282,8 @@ mod tests {
     fn taken_units_are_known_from_the_second_scan() {
         let level = |consumed| Level {
             limit: "rpm".into(),
-            name: LimitName::new("rpm").unwrap(),
-            of: EntityId::new("a").unwrap(),
+            name: "rpm".parse().unwrap(),
+            of: EntityId::new("a").ok(),
             available: 5,
             burst: 10,
             amount: 10,
@@ -293,7 +301,7 @@ mod tests {
     fn control_and_bidi_characters_are_escaped() {
         let mut table = Subjects::new(3);
         let evil = Subject::new("ev\u{202e}il", "g").unwrap();
-        table.add_refusal(&evil, "ev\u{202e}il", "rpm", Retry::Never, Stamp::ZERO);
+        table.add_refusal(&evil, Some(&evil.entity), "rpm", Retry::Never, Stamp::ZERO);
         assert_eq!(names(&table, "", Sort::Name), ["ev\\u{202e}il"]);
     }
 }

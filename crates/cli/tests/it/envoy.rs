@@ -39,7 +39,7 @@ fn example(name: &str) -> String {
     fs::read_to_string(path).expect("the example exists")
 }
 
-/// Starts an upstream that responds with the path of the request.
+/// Starts an upstream that responds with the path of the request, and reports the tokens in its query.
 fn upstream() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("it listens");
     let address = listener.local_addr().expect("it has an address");
@@ -63,8 +63,11 @@ fn serve(stream: TcpStream) -> Option<()> {
             }
             path = path.or_else(|| line.split(' ').nth(1).map(str::to_owned));
         }
-        let body = format!("upstream {}", path?);
-        let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", body.len());
+        let path = path?;
+        let tokens = path.strip_prefix("/chat?tokens=").map(|tokens| format!("x-tokens: {tokens}\r\n"));
+        let body = format!("upstream {path}");
+        let (length, tokens) = (body.len(), tokens.unwrap_or_default());
+        let head = format!("HTTP/1.1 200 OK\r\n{tokens}content-length: {length}\r\n\r\n");
         reader.get_mut().write_all((head + &body).as_bytes()).ok()?;
     }
 }
@@ -207,6 +210,38 @@ fn envoy_limits_users_and_sends_ratelimit_headers() {
     // Its limits are in a rule and not in the store, and the balance shows the units drawn from them.
     let balance = &fixture.json("balance cleo web")["limits"][0];
     assert_eq!((&balance["limit"], &balance["available"]), (&"requests".into(), &4.into()), "{balance}");
+    server.stop();
+}
+
+#[test]
+fn envoy_limits_tokens_that_the_upstream_reports() {
+    skip_without!(ENVOY);
+    let fixture = Fixture::new();
+    let token = token(&fixture);
+    let server = tidegate(&fixture, "127.0.0.1:0");
+    let envoy =
+        Envoy::start(&fixture, server.announced("envoy ").unwrap(), &token, ("deny: true", "deny: true"));
+    let chat = |tokens: u64| envoy.get(&format!("/chat?tokens={tokens}"), &[("x-user", "ada")]);
+    let is_left = |expected: i64| {
+        // Envoy reports after the response.
+        wait_until("the report", || {
+            let limits = &fixture.json("balance ada llm")["limits"];
+            limits[0]["available"].as_i64().is_some_and(|left| (expected..=expected + 100).contains(&left))
+        });
+    };
+    let first = chat(600);
+    assert_eq!((first.status, first.header("ratelimit")), (200, Some("\"tokens\";r=1000")), "{first:?}");
+    is_left(400);
+    // The check admits a request while any token is left, whatever it will take.
+    assert_eq!(chat(900).status, 200);
+    is_left(-500);
+    let refused = chat(1);
+    assert_eq!(refused.status, 429, "{refused:?}");
+    assert!(refused.header("retry-after").is_some(), "{refused:?}");
+    // A refused request reports nothing.
+    is_left(-500);
+    assert_eq!(envoy.get("/chat?tokens=1", &[("x-user", "bob")]).status, 200);
+    wait_until("the reports", || server.metric("tidegate_rls_descriptors_total{kind=\"reported\"}") >= 3);
     server.stop();
 }
 

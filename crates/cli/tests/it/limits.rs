@@ -22,7 +22,9 @@ fn limits_are_set_shown_listed_and_deleted() {
             fixture.ok("limits set system rpm:60/min tpm:100k/min:150k"),
             "   SCOPE   BEFORE  AFTER\n\
          +  system  -       rpm:60/min tpm:100k/min:150k\n\
-         written at version 3\n"
+         written at version 3\n\
+         `rpm` counts each entity on each resource separately; for one total of all entities on all resources, \
+         write rpm:60/min,across=both\n"
         );
         fixture.ok(
         "limits set entity acme resource gpt-4 rpm:5/s --only --on-expiry return --on-unavailable share:0.2",
@@ -36,15 +38,17 @@ fn limits_are_set_shown_listed_and_deleted() {
         assert_eq!(
             fixture.ok("limits show system"),
             "system at version 3: rpm:60/min tpm:100k/min:150k\n\
-         LIMIT  AMOUNT  PERIOD   BURST\n\
-         rpm        60  min         60\n\
-         tpm    100000  min     150000\n"
+         LIMIT  AMOUNT  PERIOD   BURST     DEBT  BUCKET\n\
+         rpm        60  min         60      600  per entity and resource\n\
+         tpm    100000  min     150000  1500000  per entity and resource\n"
         );
         assert_eq!(
             fixture.ok("limits set system rpm:30/min"),
             "   SCOPE   BEFORE                        AFTER\n\
          ~  system  rpm:60/min tpm:100k/min:150k  rpm:30/min\n\
-         written at version 5\n"
+         written at version 5\n\
+         `rpm` counts each entity on each resource separately; for one total of all entities on all resources, \
+         write rpm:30/min,across=both\n"
         );
         assert_eq!(
             fixture.ok("limits delete system"),
@@ -59,6 +63,67 @@ fn limits_are_set_shown_listed_and_deleted() {
             "error: no limits are written for `system`\n next: list limits: tidegate limits list\n"
         );
         assert_eq!(fixture.run("limits delete system").code, 1);
+    }
+}
+
+#[test]
+fn total_is_set_shown_and_repaired() {
+    for fixture in Fixture::both() {
+        let set = fixture.ok("limits set resource gpt-4 tpm:100/day,across=entities,debt=50");
+        assert!(set.ends_with("written at version 3\n"), "a total needs no hint: {set}");
+        assert_eq!(
+            fixture.ok("limits show resource gpt-4"),
+            "resource gpt-4 at version 3: tpm:100/day,across=entities,debt=50\n\
+             LIMIT  AMOUNT  PERIOD  BURST  DEBT  BUCKET\n\
+             tpm       100  day       100    50  all entities\n"
+        );
+        fixture.ok("acquire a gpt-4 tpm=60");
+        fixture.ok("acquire b gpt-4 tpm=40");
+        let refused = fixture.run("acquire c gpt-4 tpm=30");
+        assert_eq!(refused.code, 3);
+        assert!(
+            refused.stderr.contains("limit \"tpm\" exceeded for all entities on gpt-4"),
+            "{}",
+            refused.stderr
+        );
+        let balance = fixture.ok("balance c gpt-4");
+        assert!(balance.contains("(all)   gpt-4     tpm"), "{balance}");
+        let balance = &fixture.json("balance c gpt-4")["limits"][0];
+        assert_eq!((balance["entity"].as_str(), balance["resource"].as_str()), (None, Some("gpt-4")));
+        let summary = fixture.json("usage summary resource gpt-4");
+        assert_eq!(summary["limits"][0]["limit"], "tpm,across=entities");
+        assert_eq!(summary["limits"][0]["units"], 100);
+
+        let set = fixture.json("bucket set c gpt-4 tpm=30 --across entities");
+        assert_eq!((set["available"].as_i64(), set["limit"].as_str()), (Some(30), Some("tpm")));
+        fixture.ok("acquire c gpt-4 tpm=30");
+        let reset = fixture.ok("bucket reset c gpt-4 tpm --across entities");
+        assert!(reset.contains("100    100"), "{reset}");
+        let audit = fixture.ok("audit list resource gpt-4");
+        assert!(audit.contains("bucket tpm of all entities on gpt-4"), "{audit}");
+        let own = fixture.run("bucket reset c gpt-4 tpm");
+        assert_eq!((own.code, own.stdout.as_str()), (2, ""));
+        assert!(own.stderr.contains("`c on gpt-4` has no limit `tpm`"), "{}", own.stderr);
+        let many = fixture.run("bucket set c gpt-4 tpm=101 --across entities");
+        assert!(
+            many.stderr.contains("101 units available in `tpm`, more than its burst of 100"),
+            "{}",
+            many.stderr
+        );
+    }
+}
+
+#[test]
+fn total_that_its_scope_does_not_cover_is_refused() {
+    for fixture in Fixture::both() {
+        let refused = fixture.run("limits set entity acme tpm:5/day,across=entities");
+        assert_eq!(refused.code, 2);
+        let sentence = "the limit `tpm` counts across=entities, which a policy at `entity acme` cannot limit";
+        assert!(refused.stderr.contains(sentence), "{}", refused.stderr);
+        let hint = fixture.ok("limits set entity acme usd:10/day");
+        let sentence = "`usd` counts each resource separately; for one total of all resources, write \
+                        usd:10/day,across=resources\n";
+        assert!(hint.ends_with(sentence), "{hint}");
     }
 }
 
@@ -133,7 +198,7 @@ fn plan_shows_changes_and_exits_with_5() {
         let json = fixture.run(&format!("--json limits plan {file} --prune"));
         assert_eq!(json.code, 5);
         let json = codec::parse(&json.stdout);
-        assert_eq!(codec::fields(&json), ["changes", "has_changes", "version"]);
+        assert_eq!(codec::fields(&json), ["changes", "entities", "has_changes", "tokens", "version"]);
         assert_eq!((&json["has_changes"], json["changes"].as_array().unwrap().len()), (&true.into(), 3));
         assert_eq!(codec::fields(&json["changes"][0]), ["after", "before", "before_version", "scope"]);
 

@@ -50,7 +50,8 @@ fn usage_is_plotted_as_svg_and_json() {
     assert_eq!(told, format!("written to {}\n", file.display()));
     let svg = fs::read_to_string(&file).unwrap();
     assert!(svg.starts_with("<svg xmlns=") && svg.trim_end().ends_with("</svg>"), "{svg}");
-    for text in ["Usage of entity acme by day", "tpm, units per day", "gpt-4 (750)", "images (9)"] {
+    let title = "tpm, units per day; limit 1.00M";
+    for text in ["Usage of entity acme by day", title, "gpt-4 (750)", "images (9)"] {
         assert!(svg.contains(text), "{text}: {svg}");
     }
     let json = fixture.json("usage plot entity acme --window month --limit tpm");
@@ -70,6 +71,6 @@ fn invalid_plot_is_rejected_with_a_reason() {
     );
     let nowhere = fixture.run("usage plot entity acme --out /nowhere/at/all/usage.svg");
     assert_eq!(nowhere.code, 1, "{}", nowhere.stderr);
-    assert_eq!(fixture.run("usage plot system").code, 2);
+    assert_eq!(fixture.run("usage plot entity acme resource gpt").code, 2);
     assert_eq!(fixture.run("usage plot entity acme --width 39").code, 2);
 }

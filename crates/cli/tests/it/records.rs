@@ -23,7 +23,7 @@ fn entities_are_created_shown_moved_and_deleted() {
 
         fixture.ok("entity set-parent user acme --no-cascade");
         let user = fixture.json("entity show user");
-        let wanted = r#"{ "id": "user", "name": null, "parent": "acme", "cascade": false, "metadata": { "a": "1" }, "version": 6 }"#;
+        let wanted = r#"{ "id": "user", "name": null, "parent": "acme", "cascade": false, "disabled": false, "metadata": { "a": "1" }, "version": 6 }"#;
         assert_eq!(user, codec::parse(wanted), "fields that were not set stay");
         fixture.ok("entity set-parent user --none");
         assert!(fixture.json("entity show user")["parent"].is_null());
@@ -38,6 +38,70 @@ fn entities_are_created_shown_moved_and_deleted() {
         assert_eq!(fixture.ok("entity delete team"), "team removed, at version 8\n");
         let gone = fixture.json("entity delete acme");
         assert_eq!(gone, codec::parse(r#"{ "id": "acme", "removed": true, "version": 9 }"#));
+    }
+}
+
+#[test]
+fn disabled_entity_draws_nothing_until_enabled() {
+    for fixture in Fixture::both() {
+        fixture.ok("limits set system rpm:60/min");
+        fixture.ok("entity create acme --note tier=gold");
+        fixture.ok("entity create bot --parent acme --cascade");
+        fixture.ok("entity create user --parent acme");
+        fixture.ok("acquire bot gpt rpm=1");
+        let shown = fixture.ok("entity disable acme");
+        assert!(shown.contains("disabled tier=gold"), "{shown}");
+        for (entity, at) in [("acme", "acme"), ("bot", "bot")] {
+            for verb in ["acquire", "explain"] {
+                let refused = fixture.run(&format!("{verb} {entity} gpt rpm=1"));
+                let sentence = format!(
+                    "error: the entity `acme` is disabled: requests of {at} on gpt are refused\n \
+                     next: enable it: tidegate entity enable ID\n"
+                );
+                assert_eq!((refused.code, refused.stderr), (3, sentence), "{verb}");
+            }
+        }
+        // It does not draw from its parent, and a limit can still be read.
+        fixture.ok("acquire user gpt rpm=1");
+        assert_eq!(fixture.available("bot", "gpt", "rpm"), 59);
+        let version = fixture.json("status")["version"].clone();
+        fixture.ok("entity disable acme");
+        assert_eq!(fixture.json("status")["version"], version, "nothing changed");
+        fixture.ok("entity set-parent acme --none");
+        assert_eq!(fixture.json("entity show acme")["disabled"], true, "a move keeps it");
+
+        let enabled = fixture.ok("entity enable acme");
+        assert!(!enabled.contains("disabled"), "{enabled}");
+        fixture.ok("acquire bot gpt rpm=1");
+        let audit = fixture.json("audit list entity acme");
+        let states: Vec<_> =
+            audit["changes"].as_array().unwrap().iter().map(|entry| &entry["after"]["disabled"]).collect();
+        assert!(states.contains(&&true.into()), "{audit}");
+        assert_eq!(fixture.run("entity enable ghost").code, 1);
+        // One without a record can be disabled too.
+        fixture.ok("entity disable new");
+        assert_eq!(fixture.run("acquire new gpt rpm=1").code, 3);
+    }
+}
+
+#[test]
+fn entities_are_shown_as_a_tree() {
+    for fixture in Fixture::both() {
+        assert_eq!(fixture.ok("entity tree"), "no entities\n");
+        fixture.run_words(&["entity", "create", "acme", "--name", "Acme Inc"]);
+        fixture.ok("entity create team --parent acme --cascade");
+        fixture.ok("entity create bot --parent team --cascade");
+        fixture.ok("entity create user --parent acme");
+        fixture.ok("entity create zeta");
+        fixture.ok("entity disable user");
+        assert_eq!(
+            fixture.ok("entity tree"),
+            "acme (Acme Inc)\n├─ team cascades\n│  └─ bot cascades\n└─ user disabled\nzeta\n"
+        );
+        assert_eq!(fixture.ok("entity tree team"), "team cascades\n└─ bot cascades\n");
+        let json = fixture.json("entity tree acme");
+        assert_eq!(json["entities"][0]["children"][0]["children"][0]["id"], "bot");
+        assert_eq!(fixture.run("entity tree ghost").code, 1);
     }
 }
 
@@ -184,11 +248,12 @@ fn usage_is_listed_and_summed() {
             "LIMIT  UNITS  OWN  LEASES\nrpm        7    7       3\ntpm       30   30       1\n"
         );
         assert_eq!(fixture.ok("usage summary resource gpt --until 2020-01-01"), "no usage\n");
-        let run = fixture.run("usage list system");
+        let run = fixture.run("usage list entity acme resource gpt");
         assert_eq!(run.code, 2);
         assert_eq!(
             run.stderr,
-            "error: usage is not recorded for `system`\n next: use `entity ID` or `resource NAME`\n"
+            "error: usage is not recorded for `entity acme resource gpt`\n \
+             next: use `entity ID`, `resource NAME` or `system`\n"
         );
     }
 }

@@ -3,9 +3,11 @@
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
+use std::thread;
 
 use rusqlite::Connection;
 use rustix::process::Signal;
+use rustix::pty;
 
 use crate::kit::server::{TestServer, answer, free_port};
 use crate::kit::{self, Fixture, codec};
@@ -334,7 +336,7 @@ fn check_reports_readiness_and_creates_no_token() {
         run.stdout
     );
     let json = codec::parse(&fixture.run_words(&["--json", "serve", "--check", "--config", &config]).stdout);
-    assert_eq!(codec::fields(&json), ["envoy", "metrics", "namespace", "store", "token", "url"]);
+    assert_eq!(codec::fields(&json), ["envoy", "metrics", "namespace", "proxy", "store", "token", "url"]);
     assert_eq!(fixture.ok("token list"), "no tokens\n");
 }
 
@@ -351,4 +353,52 @@ fn old_aggregate_key_is_ignored_with_a_warning() {
     let server = TestServer::start(&mut fixture.command(&["serve", "--config", &config]));
     let log = server.stop().stderr;
     assert!(log.contains("WARN") && log.contains(warning), "{log}");
+}
+
+#[test]
+fn two_first_starts_create_one_admin_token() {
+    for _ in 0..3 {
+        let fixture = Fixture::new();
+        let start = || TestServer::start(&mut fixture.command(&["serve", "--listen", "127.0.0.1:0"]));
+        let tokens = thread::scope(|scope| {
+            let servers = [scope.spawn(start), scope.spawn(start)].map(|server| server.join().unwrap());
+            let tokens = servers.iter().filter(|server| server.token().is_some()).count();
+            servers.into_iter().for_each(|server| drop(server.stop()));
+            tokens
+        });
+        assert_eq!(tokens, 1);
+        assert_eq!(fixture.json("token list")["tokens"].as_array().unwrap().len(), 1);
+    }
+}
+
+/// A supervisor would restart the server for ever.
+#[test]
+fn invalid_store_address_is_a_usage_error() {
+    let fixture = Fixture::new();
+    for address in
+        ["sqlite:x.db?colour=blue", "memory:?retention=1", "postgres://h/d?pool=x", "redis://h?colour=1"]
+    {
+        let run = kit::run(&mut fixture.command(&["--store", address, "serve", "--check"]));
+        assert_eq!(run.code, 2, "{address}: {}", run.stderr);
+    }
+}
+
+/// A server outlived its closed terminal.
+#[test]
+fn hangup_stops_server_on_a_terminal() {
+    let fixture = Fixture::new();
+    let terminal = pty::openpt(pty::OpenptFlags::RDWR | pty::OpenptFlags::NOCTTY).unwrap();
+    pty::grantpt(&terminal).unwrap();
+    pty::unlockpt(&terminal).unwrap();
+    let path = pty::ptsname(&terminal, Vec::new()).unwrap();
+    let other_side = fs::OpenOptions::new().read(true).write(true).open(path.to_str().unwrap()).unwrap();
+    let mut command = fixture.command(&["serve", "--listen", "127.0.0.1:0"]);
+    let server = TestServer::start(command.stdin(other_side));
+    server.send(Signal::HUP);
+    assert_eq!(server.end().code, 0);
+
+    let server = TestServer::start(&mut fixture.command(&["serve", "--listen", "127.0.0.1:0"]));
+    server.send(Signal::HUP);
+    assert_eq!(server.ask("GET /health/live", None, "").0, 204, "without a terminal it goes on");
+    server.stop();
 }

@@ -29,6 +29,25 @@ fn file_is_created_checked_and_upgraded() {
 }
 
 #[test]
+fn store_is_backed_up_while_it_is_served() {
+    let fixture = Fixture::new();
+    let server = fixture.serve(&[]);
+    fixture.ok("limits set system rpm:60/min");
+    let copy = fixture.path("backup.db");
+    let place = copy.display();
+    let shown = fixture.ok(&format!("store backup {place}"));
+    let bytes = fs::metadata(&copy).unwrap().len();
+    assert_eq!(shown, format!("store      {}\ncopied to  `{place}`, {bytes} bytes\n", fixture.store()));
+    let again = fixture.run(&format!("store backup {place}"));
+    assert!(again.code == 1 && again.stderr.contains("exists already"), "{}", again.stderr);
+    let listed = fixture.ok(&format!("limits list --store sqlite:{place}"));
+    assert!(listed.contains("rpm:60/min"), "{listed}");
+    let json = fixture.json(&format!("store backup {place}.2"));
+    assert_eq!(codec::fields(&json), ["bytes", "file", "store"]);
+    server.stop();
+}
+
+#[test]
 fn text_output_is_stable() {
     let fixture = Fixture::new();
     let place = fixture.file().display().to_string();

@@ -44,12 +44,22 @@ macro_rules! routes {
             /// Ends a lease and returns all its units.
             cancel_lease(lease: &LeaseRef, cancel: &Cancel) -> StepDone,
                 json Call::post("/v1/leases/{lease}/cancel", cancel, Idempotency::Yes).at(lease);
+            /// Asks for a permit to call an upstream. If the response is lost, the permit expires unsettled.
+            acquire_call(upstream: &ResourceName, request: &AcquireCall) -> CallPermit,
+                json Call::post("/v1/upstreams/{upstream}/acquire", request, Idempotency::No).at(upstream).with_queue_time(request.within);
+            /// Reports how a call went. A permit is settled once.
+            settle_call(permit: &LeaseRef, settle: &SettleCall) -> (),
+                json Call::post("/v1/permits/{permit}/settle", settle, Idempotency::No).at(permit);
+            /// Returns the upstreams that were called recently.
+            upstreams() -> UpstreamList, json Call::get("/v1/upstreams");
             /// Returns the limits of a subject and of the levels above it that it draws from.
             balances(query: &BalanceQuery) -> Balances, json Call::get("/v1/balances").with_query(query);
             /// Returns the utilization of a resource's limits, over all buckets.
             capacity(query: &CapacityQuery) -> Capacities, json Call::get("/v1/capacity").with_query(query);
             /// Explains what would happen to an acquire, without drawing.
             explain(question: &Ask) -> Explanation, json Call::post("/v1/explain", question, Idempotency::Yes);
+            /// Sets the units available in one bucket, after a wrong settlement put it into debt. Audited.
+            put_bucket(put: &PutBucket) -> BucketWritten, json Call::put("/v1/bucket", put, Idempotency::No);
             /// Returns a page of all entities, by id.
             entities(query: &PageQuery) -> EntityPage, json Call::get("/v1/entities").with_query(query);
             /// Returns an entity.
@@ -83,7 +93,7 @@ macro_rules! routes {
                 json Call::post("/v1/apply", apply, Idempotency::yes_if(apply.changes.iter().all(|change| change.expect != Expect::Any)));
             /// Returns a page of the usage of an entity or a resource, by subject, then limit, then window.
             usage(query: &UsageQuery) -> UsagePage, json Call::get("/v1/usage").with_query(query);
-            /// Returns usage summed by limit name.
+            /// Returns usage summed by limit.
             usage_summary(query: &UsageQuery) -> UsageSummary, json Call::get("/v1/usage/summary").with_query(query);
             /// Returns a page of administrative changes, oldest first.
             audit(query: &AuditQuery) -> AuditPage, json Call::get("/v1/audit").with_query(query);

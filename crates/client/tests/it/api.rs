@@ -115,6 +115,10 @@ async fn every_server_route_has_a_client_function() {
     client.cancel_lease(&granted.lease, &Cancel { step: 1 }).await.unwrap();
     let spend = Spend::new(acme.clone(), "gpt-4".parse().unwrap(), cost(&[("tpm", 5)]));
     client.spend(&spend).await.unwrap();
+    let call = AcquireCall { tokens: 5, ..AcquireCall::default() };
+    let permit = client.acquire_call(&"openai/gpt-4".parse().unwrap(), &call).await.unwrap().permit;
+    client.settle_call(&permit, &SettleCall { status: Some(200), ..SettleCall::default() }).await.unwrap();
+    assert_eq!(client.upstreams().await.unwrap().upstreams[0].name.to_string(), "openai/gpt-4");
     let query = BalanceQuery { entity: Some(acme.clone()), resource: None };
     assert!(!client.balances(&query).await.unwrap().limits.is_empty());
     let query = CapacityQuery { resource: Some("gpt-4".parse().unwrap()) };
@@ -122,6 +126,10 @@ async fn every_server_route_has_a_client_function() {
     let query = UsageQuery { entity: Some(acme.clone()), ..UsageQuery::default() };
     assert_eq!(client.usage(&query).await.unwrap().items[0].units, 10);
     assert_eq!(client.usage_summary(&query).await.unwrap().limits["tpm"].units, 10);
+
+    let (entity, resource) = (acme.clone(), "gpt-4".parse().unwrap());
+    let put = PutBucket { entity, resource, limit: "tpm".to_owned(), units: Some(7) };
+    assert_eq!(client.put_bucket(&put).await.unwrap().limit.available, 7);
 
     make_and_revoke_a_token(&client).await;
     client.remove_policy(&scope).await.unwrap();
@@ -154,7 +162,8 @@ async fn refusal_names_limit_entity_source_and_retry_after() {
     assert_eq!(error.retry_after(), Some(Duration::from_secs(30)));
     let short: Vec<_> = error.short_limits().collect();
     let [limit] = &short[..] else { panic!("{short:?}") };
-    assert_eq!((limit.limit.as_str(), limit.entity.to_string().as_str()), ("tpm", "acme"));
+    let entity = limit.entity.as_ref().map(ToString::to_string);
+    assert_eq!((limit.limit.as_str(), entity.as_deref()), ("tpm", Some("acme")));
     assert_eq!((limit.source.as_deref(), limit.available, limit.asked), (Some("system"), 100, 600));
     // A cost above the burst is a permanent error.
     let error = client.acquire(&request(&[("tpm", 6_000)])).await.unwrap_err();
@@ -218,7 +227,8 @@ async fn names_with_special_characters_round_trip() {
         let id: EntityId = name.parse().unwrap();
         client.put_entity(&id, &PutEntity::default()).await.unwrap();
         assert_eq!(client.entity(&id).await.unwrap().id, id);
-        let query = ScopeQuery { entity: Some(id.clone()), resource: name.parse().ok(), expect: None };
+        let query =
+            ScopeQuery { entity: Some(id.clone()), resource: name.parse().ok(), ..ScopeQuery::default() };
         client.put_policy(&query, &written(&["rpm:1/s"])).await.unwrap();
         assert_eq!(
             client.policy(&query).await.unwrap().resource.map(|name| name.to_string()).as_deref(),

@@ -69,6 +69,13 @@ fn lease_bodies_round_trip() {
 #[test]
 fn admin_and_report_bodies_round_trip() {
     assert_round_trip::<Balances>(&json!({"limits": [state()]}));
+    assert_round_trip::<PutBucket>(
+        &json!({"entity": "acme", "resource": "gpt-4", "limit": "tpm,across=both", "units": 5}),
+    );
+    assert_round_trip::<BucketWritten>(&json!({"version": 3, "limit": state()}));
+    let mut pool = state();
+    pool.as_object_mut().expect("an object").remove("entity");
+    assert_round_trip::<Balances>(&json!({"limits": [pool]}));
     assert_round_trip::<Ask>(&json!({"entity": "acme", "resource": "gpt-4", "cost": {"rpm": 1}}));
     assert_round_trip::<Explanation>(&json!({
         "would": "wait", "retry_after": 1.5, "limits": [state()], "on_unavailable": "block",
@@ -97,7 +104,9 @@ fn admin_and_report_bodies_round_trip() {
         "entity": "acme", "resource": "gpt-4", "limit": "tpm", "window": "day", "start": "2026-01-31T00:00:00Z",
         "units": 5, "own": 4, "leases": 3,
     });
-    assert_round_trip::<UsagePage>(&json!({"items": [line]}));
+    let mut pool = line.clone();
+    pool.as_object_mut().expect("an object").remove("resource");
+    assert_round_trip::<UsagePage>(&json!({"items": [line, pool]}));
     assert_round_trip::<UsageSummary>(
         &json!({"limits": {"tpm": {"units": 5, "own": 4, "leases": 3}}, "windows": 1}),
     );
@@ -109,7 +118,9 @@ fn admin_and_report_bodies_round_trip() {
         "created_at": "2026-01-31T09:30:00Z", "revoked_at": "2026-02-01T00:00:00Z",
     });
     let made = entry(json!({"token": {"after": token}}));
-    assert_round_trip::<AuditPage>(&json!({"items": [entity, policy, made]}));
+    let repaired = json!({"entity": "acme", "limit": "tpm", "before": -7, "after": 5});
+    let repaired = entry(json!({"bucket": repaired}));
+    assert_round_trip::<AuditPage>(&json!({"items": [entity, policy, made, repaired]}));
     assert_round_trip::<PutToken>(
         &json!({"id": "ci", "scopes": "admin", "expires_at": "2026-02-01T00:00:00Z"}),
     );

@@ -437,7 +437,8 @@ impl Gates {
         }
         let in_flight = self.in_flight();
         if let (Feedback::Auto(auto), Some(limits)) = (&mut self.feedback, &plan.auto) {
-            charge.sent = auto.take(limits, cost, in_flight, now);
+            let (sent, before) = auto.take(limits, cost, in_flight, now);
+            charge.count(sent, before);
         }
         charge
     }

@@ -141,6 +141,7 @@ impl Gates {
         let reply = Reply {
             sent_at: origin.sent_at,
             sent: origin.sent,
+            before: origin.before,
             units: origin.units,
             outcome: &outcome,
             latency: origin.latency,

@@ -3,7 +3,7 @@
 //! Each gate is one file with only its mutable state; its limits come from the [`Plan`](crate::plan::Plan).
 //! `gates.rs` evaluates all gates and takes from all, `settle.rs` returns capacity and learns, `pausing.rs`
 //! pauses and resumes, `retune.rs` applies a new plan to the same state, and `idleness.rs` decides whether
-//! the state may be evicted.
+//! the state may be evicted. `rate_state.rs` is the state of a plan with only a rate, for registries of many keys.
 
 pub mod budget;
 pub mod circuit;
@@ -17,12 +17,14 @@ pub mod pause;
 mod pausing;
 pub mod pool;
 pub mod rate;
+mod rate_state;
 mod retune;
 mod settle;
 mod view;
 
 pub use gates::Gates;
 pub use idleness::Idleness;
+pub use rate_state::RateState;
 pub use settle::Ending;
 
 #[cfg(test)]

@@ -107,7 +107,7 @@ impl NamedGates {
         })
     }
 
-    /// The later of `latest` and the budgets' lower bounds: requests in flight may return what they reserved.
+    /// The later of `latest` and the budgets' lower bounds: requests in flight may return their reservations.
     pub(super) fn bound_at(
         &self,
         plan: &NamedPlan,

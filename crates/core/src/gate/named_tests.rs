@@ -37,7 +37,7 @@ fn all_named_limits_are_taken_or_none() {
     assert_eq!(rig.waits(call(401, 10)), (by("itpm"), Some(at(60).plus_nanos(1))));
     assert_eq!(available(&rig), [2, 4, 400, 50]);
     rig.settle(first, Outcome::success().spent(call(500, 20)));
-    assert_eq!(available(&rig), [2, 4, 500, 180], "each kind is settled at what was used");
+    assert_eq!(available(&rig), [2, 4, 500, 180], "each kind is settled at its actual use");
     drop((rig.enter(call(1, 1)), rig.enter(call(1, 1))));
     assert_eq!(rig.waits(call(1, 1)), (by("rpm"), Some(at(20))));
 }
@@ -143,7 +143,7 @@ fn retune_keeps_levels_and_new_limits_start_unused() {
         .budget_named("itpm", Budget::input_tokens(2_000, secs(60)))
         .budget_named("tpd", Budget::tokens(5_000, secs(86_400)));
     rig.retune(wider.clone());
-    assert_eq!(available(&rig), [2, 4, 1_400, 50, 5_000], "a rate keeps its level, a budget what was used");
+    assert_eq!(available(&rig), [2, 4, 1_400, 50, 5_000], "a rate keeps its level, a budget its use");
     rig.settle(charge, Outcome::success().spent(call(100, 50)));
     assert_eq!(available(&rig), [2, 4, 1_900, 150, 4_850], "used since it was added, never reserved there");
     let mut fewer = wider;

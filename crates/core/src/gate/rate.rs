@@ -34,7 +34,11 @@ pub(crate) enum SuspensionKind {
 
 impl RateGate {
     pub(crate) const fn full() -> Self {
-        Self { bucket: Bucket::full(), suspension: None }
+        Self::with_bucket(Bucket::full())
+    }
+
+    pub(crate) const fn with_bucket(bucket: Bucket) -> Self {
+        Self { bucket, suspension: None }
     }
 
     /// The earliest time at which a caller that counts as `requests` may enter behind `ahead` single ones.

@@ -37,6 +37,8 @@ pub(super) struct Origin {
     /// When the work started.
     pub(super) sent_at: Instant,
     pub(super) sent: Dispatch,
+    /// Units sent before it, per dimension: the low 32 bits.
+    pub(super) before: [u32; DIMENSIONS],
     /// Units per dimension that were counted as sent with it.
     pub(super) units: [u64; DIMENSIONS],
 }
@@ -52,6 +54,7 @@ impl Origin {
             is_bypassed: charge.is_bypassed(),
             sent_at: charge.sent_at(),
             sent: if is_part { Dispatch { cohort: 0, ..charge.sent } } else { charge.sent },
+            before: charge.sent_before(),
             units: if is_part { [0; DIMENSIONS] } else { charge.cost().estimated() },
         }
     }
@@ -65,6 +68,7 @@ impl Origin {
             is_bypassed: false,
             sent_at: now,
             sent: Dispatch { in_flight: u16::try_from(in_flight).unwrap_or(u16::MAX), ..Dispatch::default() },
+            before: [0; DIMENSIONS],
             units: [0; DIMENSIONS],
         }
     }

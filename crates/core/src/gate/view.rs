@@ -10,7 +10,7 @@ use crate::latency::Latency;
 use crate::per_second::PerSecond;
 use crate::plan::Plan;
 use crate::progress::Progress;
-use crate::snapshot::{CircuitState, Levels, Phase, Snapshot, State};
+use crate::snapshot::{CircuitState, Levels, LimitView, Phase, Snapshot, State};
 use crate::time::Instant;
 use crate::verdict::Verdict;
 
@@ -44,10 +44,7 @@ impl Gates {
             rate_level: self.feedback.shape(plan).map(|shape| self.rate_level(shape, now)),
             tokens_used,
             tokens_remaining: budget.map(|budget| budget.tokens.saturating_sub(tokens_used)),
-            limits: match (&self.named, &plan.named) {
-                (Some(named), Some(plan)) => named.view(plan, now),
-                _ => Vec::new(),
-            },
+            limits: self.limits_at(plan, now),
             failures: self.feedback.failures(plan, now),
             circuit,
             error_rate: breaker.and_then(|gate| gate.error_rate(now)),
@@ -106,6 +103,18 @@ impl Gates {
                 _ => None,
             },
             circuit: breaker.map(|gate| gate.view(self.latest).state),
+        }
+    }
+
+    /// The named limits as of the latest clock reading.
+    pub fn limits(&self, plan: &Plan) -> Vec<LimitView> {
+        self.limits_at(plan, self.latest)
+    }
+
+    fn limits_at(&self, plan: &Plan, now: Instant) -> Vec<LimitView> {
+        match (&self.named, &plan.named) {
+            (Some(named), Some(plan)) => named.view(plan, now),
+            _ => Vec::new(),
         }
     }
 

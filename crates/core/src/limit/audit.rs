@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::limit::entity::Entity;
-use crate::limit::name::EntityId;
+use crate::limit::name::{EntityId, LimitName, Subject};
 use crate::limit::policy::{Policy, Scope, Version};
 use crate::limit::token::{Token, TokenId};
 use crate::time::Stamp;
@@ -26,6 +26,15 @@ impl AuditKey {
             Scope::Resource(resource) => Self(format!("$RESOURCE:{resource}")),
             Scope::Entity(entity) => Self::entity(entity),
             Scope::Subject(subject) => Self::entity(&subject.entity),
+        }
+    }
+
+    /// The key of a bucket: its entity, or that of the scope which limits a pool of all entities.
+    pub fn bucket(bucket: &Subject) -> Self {
+        match (bucket.one_entity(), bucket.one_resource()) {
+            (Some(entity), _) => Self::entity(entity),
+            (None, Some(resource)) => Self::scope(&Scope::Resource(resource.clone())),
+            (None, None) => Self::scope(&Scope::System),
         }
     }
 
@@ -65,6 +74,17 @@ pub enum Change {
         /// The new value.
         after: Option<Policy>,
     },
+    /// The units available in a bucket.
+    Bucket {
+        /// The bucket.
+        bucket: Subject,
+        /// The limit.
+        limit: LimitName,
+        /// The units available before, as last read.
+        before: i64,
+        /// The units set.
+        after: u64,
+    },
     /// A token. Tokens are never removed.
     Token {
         /// The previous value.
@@ -84,14 +104,14 @@ pub enum About {
 }
 
 impl Change {
-    /// The affected record; `None` for a token, because no limit depends on tokens.
+    /// The affected record; `None` for a bucket or a token, because no limit depends on them.
     pub fn about(&self) -> Option<About> {
         match self {
             Self::Policy { scope, .. } => Some(About::Policy(scope.clone())),
             Self::Entity { before, after } => {
                 before.as_ref().or(after.as_ref()).map(|entity| About::Entity(entity.id().clone()))
             }
-            Self::Token { .. } => None,
+            Self::Bucket { .. } | Self::Token { .. } => None,
         }
     }
 }
@@ -114,7 +134,7 @@ pub struct Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limit::name::Subject;
+    use crate::limit::name::Across;
 
     #[test]
     fn policy_is_filed_under_its_entity_or_the_system() {
@@ -128,5 +148,13 @@ mod tests {
         for (scope, filed) in table {
             assert_eq!(AuditKey::scope(&scope).to_string(), filed);
         }
+    }
+
+    #[test]
+    fn bucket_is_filed_where_its_limit_is_defined() {
+        let subject = Subject::new("acme", "gpt").unwrap();
+        let pools = Across::ALL.map(|across| AuditKey::bucket(&subject.pooled(across)).to_string());
+        assert_eq!(pools, ["acme", "$RESOURCE:gpt", "$SYSTEM"]);
+        assert_eq!(AuditKey::bucket(&subject).as_str(), "acme");
     }
 }

@@ -4,13 +4,13 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::limit::meter::Meter;
-use crate::limit::name::{LimitName, Subject};
+use crate::limit::name::{LimitKey, LimitName, Subject};
 use crate::time::Stamp;
 
 /// A limit's available units, its shape, and how long a caller has to wait.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Balance {
-    /// The subject.
+    /// The bucket: a subject, or a pool.
     pub subject: Subject,
     /// The limit's name.
     pub limit: LimitName,
@@ -46,6 +46,11 @@ impl Balance {
             asked,
             retry_after: (ready_at < Stamp::MAX).then(|| ready_at.since(now)),
         }
+    }
+
+    /// The limit, with how it is pooled.
+    pub fn key(&self) -> LimitKey {
+        LimitKey { name: self.limit.clone(), across: self.subject.across() }
     }
 
     /// Whether the requested units are not available.

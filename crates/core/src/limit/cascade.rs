@@ -5,7 +5,6 @@
 //! lease keeps the levels it drew from, so that it can be ended after any later change of a policy.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use smallvec::{SmallVec, smallvec};
 use thiserror::Error;
@@ -13,10 +12,10 @@ use thiserror::Error;
 use crate::excerpt::excerpt;
 use crate::limit::audit::About;
 use crate::limit::lease::{digest_by_key, name_key};
-use crate::limit::name::{LimitName, Subject};
+use crate::limit::name::{Across, EntityId, LimitName, Subject};
 use crate::limit::policy::{OnExpiry, OnUnavailable, Scope, Version};
 use crate::limit::resolve::{EffectiveLimit, EffectiveLimits, Source};
-use crate::limit::rule::Rule;
+use crate::limit::rule::{DEBT_TIME_MAX, Rule, refilled_in};
 
 /// The largest cost or change of a limit, in units: 2⁴⁰.
 pub const UNITS_MAX: u64 = 1 << 40;
@@ -45,6 +44,8 @@ pub struct Levels {
     levels: Box<[Level]>,
     on_unavailable: (OnUnavailable, Source),
     on_expiry: (OnExpiry, Source),
+    /// The first entity among the levels that is disabled.
+    disabled: Option<EntityId>,
 }
 
 /// One level: a bucket and its limits. Engines treat the subject's own bucket, a parent's and a pool's alike.
@@ -135,9 +136,6 @@ pub enum InvalidLevels {
     },
 }
 
-/// The refill time that bounds the units of a call. A bucket's time line is some 580 times as long.
-const DEBT_MAX: Duration = Duration::from_secs(365_250 * 86_400);
-
 fn keys(names: &[LimitName]) -> Box<[u64]> {
     names.iter().map(|name| name_key(name.as_str())).collect()
 }
@@ -145,9 +143,7 @@ fn keys(names: &[LimitName]) -> Box<[u64]> {
 fn units_max(names: usize, levels: &[Level]) -> Box<[u64]> {
     let mut max: Box<[u64]> = vec![UNITS_MAX; names].into();
     for line in levels.iter().flat_map(|level| &level.limits) {
-        let shape = line.rule.shape();
-        let units = DEBT_MAX.as_micros() * u128::from(shape.amount()) / shape.period().as_micros();
-        max[line.name] = max[line.name].min(u64::try_from(units).unwrap_or(u64::MAX));
+        max[line.name] = max[line.name].min(refilled_in(DEBT_TIME_MAX, line.rule.shape()));
     }
     max
 }
@@ -177,7 +173,8 @@ fn listed(names: &[LimitName]) -> String {
 }
 
 impl Levels {
-    /// The levels of resolved subjects, the subject's own first, as of `version`.
+    /// The levels of resolved subjects, the subject's own first, then those of its parents, then the pools of
+    /// all of them, as of `version`.
     ///
     /// The settings for an unavailable store and for expiry come from the subject's own policies.
     ///
@@ -193,15 +190,33 @@ impl Levels {
                 names.push(held.rule.name().clone());
                 names.len() - 1
             });
-            Line { name, rule: held.rule, source: held.source, debt_max: None }
+            Line { name, debt_max: Some(held.rule.debt_max()), rule: held.rule, source: held.source }
         };
-        let level = |(subject, resolved): (Subject, EffectiveLimits)| Level {
-            subject,
-            limits: resolved.limits.into_iter().map(&mut line).collect(),
-        };
-        let levels: Box<[Level]> = resolved.into_iter().map(level).collect();
+        let (mut levels, mut pools) = (Vec::new(), Vec::<(Subject, Vec<Line>)>::new());
+        for (subject, resolved) in resolved {
+            let mut own = Vec::new();
+            for held in resolved.limits {
+                let Some(across) = held.rule.across() else {
+                    own.push(line(held));
+                    continue;
+                };
+                let (line, pool) = (line(held), subject.pooled(across));
+                let place = pools.iter().position(|(key, _)| *key == pool).unwrap_or_else(|| {
+                    pools.push((pool, Vec::new()));
+                    pools.len() - 1
+                });
+                // A subject and its parents name the same pools across entities: each counts once.
+                if pools[place].1.iter().all(|other| other.name != line.name) {
+                    pools[place].1.push(line);
+                }
+            }
+            levels.push(Level { subject, limits: own.into() });
+        }
+        levels.extend(pools.into_iter().map(|(subject, lines)| Level { subject, limits: lines.into() }));
+        let levels: Box<[Level]> = levels.into();
         let (units_max, keys) = (units_max(names.len(), &levels), keys(&names));
-        Self { version, names: names.into(), units_max, keys, levels, on_unavailable, on_expiry }
+        let disabled = None;
+        Self { version, names: names.into(), units_max, keys, levels, on_unavailable, on_expiry, disabled }
     }
 
     /// The levels of a lease read back from a store, to end the lease. They have no setting for an
@@ -236,6 +251,7 @@ impl Levels {
             levels: levels.into(),
             on_unavailable: (OnUnavailable::default(), Source::Defaults),
             on_expiry: (on_expiry, Source::Defaults),
+            disabled: None,
         })
     }
 
@@ -253,7 +269,7 @@ impl Levels {
             });
             own.retain(|line| line.name != name);
             let rule = Arc::new(rule.of_call());
-            own.push(Line { name, rule, source: Source::Call, debt_max: None });
+            own.push(Line { name, debt_max: Some(rule.debt_max()), rule, source: Source::Call });
         }
         levels.levels[0].limits = own.into();
         levels.units_max = units_max(names.len(), &levels.levels);
@@ -262,15 +278,44 @@ impl Levels {
         levels
     }
 
+    /// The level of one bucket and one of its limits, to repair it; `None` if there is no such limit.
+    pub fn single(&self, across: Option<Across>, name: &str) -> Option<Self> {
+        let subject = match across {
+            Some(across) => self.subject().pooled(across),
+            None => self.subject().clone(),
+        };
+        let level = self.levels.iter().find(|level| level.subject == subject)?;
+        let line = level.limits.iter().find(|line| line.rule.name().as_str() == name)?;
+        let line = Line { name: 0, ..line.clone() };
+        let (names, levels) =
+            (vec![line.rule.name().clone()], vec![Level { subject, limits: [line].into() }]);
+        Self::restored(self.version, names, levels, OnExpiry::default()).ok()
+    }
+
     /// The levels with each rule replaced by `map`.
     #[must_use]
     pub fn map_rules(&self, mut map: impl FnMut(&Rule) -> Rule) -> Self {
         let mut levels = self.clone();
         for line in levels.levels.iter_mut().flat_map(|level| level.limits.iter_mut()) {
             line.rule = Arc::new(map(&line.rule));
+            line.debt_max = line.debt_max.map(|_| line.rule.debt_max());
         }
         levels.units_max = units_max(levels.names.len(), &levels.levels);
         levels
+    }
+
+    /// The levels whose leases expire as `behaviour` says.
+    #[must_use]
+    pub fn with_on_expiry(mut self, behaviour: OnExpiry) -> Self {
+        self.on_expiry = (behaviour, Source::Call);
+        self
+    }
+
+    /// The levels of which this entity is disabled.
+    #[must_use]
+    pub fn with_disabled(mut self, entity: Option<EntityId>) -> Self {
+        self.disabled = entity;
+        self
     }
 
     /// The levels with other bounds of debt.
@@ -287,6 +332,11 @@ impl Levels {
     /// The subject that was resolved.
     pub fn subject(&self) -> &Subject {
         &self.levels[0].subject
+    }
+
+    /// The entity that is disabled, if one is: nothing may be drawn.
+    pub const fn disabled(&self) -> Option<&EntityId> {
+        self.disabled.as_ref()
     }
 
     /// The version of the namespace that the levels were resolved at.
@@ -416,136 +466,5 @@ impl Levels {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::limit::name::{EntityId, ResourceName};
-    use crate::limit::policy::Policy;
-    use crate::limit::resolve::resolve;
-    use crate::limit::rule::Limit;
-
-    fn resolved(entity: &str, limits: &[(&str, u64)]) -> (Subject, EffectiveLimits) {
-        let subject = Subject::new(entity, "gpt").expect("valid");
-        let limits = limits.iter().map(|(name, amount)| Limit::per_minute(*name, *amount));
-        let policy = Policy::new(limits).expect("valid");
-        let resolved = resolve(&subject, [Some(&policy), None, None, None], &Policy::default());
-        (subject, resolved)
-    }
-
-    fn levels() -> Levels {
-        let child = resolved("child", &[("rpm", 1), ("tpm", 10)]);
-        Levels::new(Version::new(3), vec![child, resolved("parent", &[("tpm", 100), ("usd", 5)])])
-    }
-
-    #[test]
-    fn levels_depend_on_their_entities_and_scopes() {
-        let entity = |name: &str| EntityId::new(name).expect("valid");
-        let subject =
-            |name: &str, resource: &str| Scope::Subject(Subject::new(name, resource).expect("valid"));
-        let resource = |name: &str| Scope::Resource(ResourceName::new(name).expect("valid"));
-        let table = [
-            (About::Policy(Scope::System), true),
-            (About::Policy(resource("gpt")), true),
-            (About::Policy(resource("other")), false),
-            (About::Policy(Scope::Entity(entity("child"))), true),
-            (About::Policy(Scope::Entity(entity("parent"))), true),
-            (About::Policy(Scope::Entity(entity("stranger"))), false),
-            (About::Policy(subject("parent", "gpt")), true),
-            (About::Policy(subject("parent", "other")), false),
-            (About::Entity(entity("child")), true),
-            (About::Entity(entity("parent")), true),
-            (About::Entity(entity("grandparent")), false),
-        ];
-        for (about, wanted) in table {
-            assert_eq!(levels().depend_on(&about), wanted, "{about:?}");
-        }
-    }
-
-    #[test]
-    fn each_level_has_its_own_limits() {
-        let levels = levels();
-        let names: Vec<_> = levels.names().iter().map(LimitName::as_str).collect();
-        assert_eq!(names, ["rpm", "tpm", "usd"]);
-        let lines = |level: usize| levels.levels()[level].limits.iter().map(|line| line.name);
-        assert_eq!((lines(0).collect(), lines(1).collect()), (vec![0, 1], vec![1, 2]));
-        let digest = crate::limit::lease::digest([("usd", 3), ("rpm", 1)]);
-        assert_eq!(levels.digest(&[Some(1), None, Some(3)]), digest);
-        assert_eq!(levels.units(&[("usd", 1), ("rpm", 0)]), Ok(smallvec![Some(0), None, Some(1)]));
-    }
-
-    #[test]
-    fn invalid_cost_error_lists_known_limits() {
-        let levels = levels();
-        let table: [(&[(&str, u64)], &str); 5] = [
-            (&[("typo", 1_000)], "`child on gpt` has no limit `typo`; it has `rpm`, `tpm`, `usd`"),
-            (
-                &[],
-                "nothing is requested of `child on gpt`: at least one limit needs a cost above 0; it has `rpm`",
-            ),
-            (&[("rpm", 0)], "nothing is requested of `child on gpt`"),
-            (&[("rpm", 1), ("rpm", 1)], "the limit `rpm` is requested twice"),
-            (&[("rpm", u64::MAX)], "18446744073709551615 units of `rpm`, more than 525960000"),
-        ];
-        for (cost, sentence) in table {
-            let error = levels.units(cost).unwrap_err().to_string();
-            assert!(error.starts_with(sentence), "{error}");
-        }
-        assert!(levels.amounts(&[]).is_ok());
-        let error = levels.deltas(&[("rpm", i64::MIN)]).unwrap_err().to_string();
-        assert_eq!(error, "-9223372036854775808 units of `rpm`, more than 525960000");
-        assert!(levels.deltas(&[("rpm", -1), ("rpm", 1)]).is_err());
-    }
-
-    #[test]
-    fn units_are_bounded_by_a_thousand_years_of_refill() {
-        let slow = Levels::new(Version::ZERO, vec![resolved("child", &[("rpm", 1)])]);
-        // One per minute for a thousand years.
-        assert!(slow.deltas(&[("rpm", 525_960_000)]).is_ok());
-        let error = slow.deltas(&[("rpm", 525_960_001)]).unwrap_err().to_string();
-        assert_eq!(error, "525960001 units of `rpm`, more than 525960000");
-        assert!(slow.check_units(0, -525_960_001).is_err());
-        let error = slow.position("a\u{1b}b").unwrap_err().to_string();
-        assert!(!error.contains('\u{1b}'), "{error}");
-    }
-
-    #[test]
-    fn call_limit_replaces_the_subjects_own() {
-        let rules = [Limit::per_second("tpm", 7), Limit::per_second("new", 1)];
-        let called = levels().with_call_limits(rules.map(|limit| limit.check().unwrap()));
-        let rows = |level: usize| -> Vec<&str> {
-            called.levels()[level].limits.iter().map(|line| line.rule.row()).collect()
-        };
-        assert_eq!(rows(0), ["rpm", "tpm~7/1000000/7", "new~1/1000000/1"]);
-        assert_eq!(rows(1), ["tpm", "usd"]);
-        assert_eq!(called.position("new"), Ok(3));
-    }
-
-    #[test]
-    fn restored_levels_equal_the_original_if_valid() {
-        let was = levels();
-        let (names, parts) = (was.names().to_vec(), was.levels().to_vec());
-        let restored = |names, levels| Levels::restored(Version::new(3), names, levels, OnExpiry::Return);
-        let back = restored(names.clone(), parts.clone()).unwrap();
-        assert_eq!((back.names(), back.levels(), back.version()), (was.names(), was.levels(), was.version()));
-        assert_eq!(back.check_units(0, 525_960_001), was.check_units(0, 525_960_001));
-        assert_eq!(*back.on_expiry(), (OnExpiry::Return, Source::Defaults));
-        let swapped = vec![names[1].clone(), names[0].clone(), names[2].clone()];
-        let table = [
-            (restored(names.clone(), Vec::new()), "there is no level"),
-            (restored([names.clone(), names].concat(), parts.clone()), "the limit `rpm` is named twice"),
-            (restored(swapped, parts.clone()), "the limit `rpm` is not the one at index 0 of the names"),
-            (restored(Vec::new(), parts), "the limit `rpm` is not the one at index 0 of the names"),
-        ];
-        for (levels, sentence) in table {
-            assert_eq!(levels.unwrap_err().to_string(), sentence);
-        }
-    }
-
-    #[test]
-    fn map_rules_maps_every_level() {
-        let tenth = levels().map_rules(|rule| {
-            Limit::per_minute(rule.name().as_str(), rule.shape().amount().div_ceil(10)).check().unwrap()
-        });
-        let amounts = tenth.levels().iter().flat_map(|level| &level.limits);
-        assert_eq!(amounts.map(|line| line.rule.shape().amount()).collect::<Vec<_>>(), [1, 1, 10, 1]);
-    }
-}
+#[path = "cascade_tests.rs"]
+mod tests;

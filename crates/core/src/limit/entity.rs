@@ -20,6 +20,7 @@ pub struct Entity {
     name: Option<String>,
     parent: Option<EntityId>,
     cascade: bool,
+    disabled: bool,
     metadata: BTreeMap<String, String>,
 }
 
@@ -74,7 +75,7 @@ pub enum InvalidEntity {
 impl Entity {
     /// An entity with no parent.
     pub const fn new(id: EntityId) -> Self {
-        Self { id, name: None, parent: None, cascade: false, metadata: BTreeMap::new() }
+        Self { id, name: None, parent: None, cascade: false, disabled: false, metadata: BTreeMap::new() }
     }
 
     /// Sets the display name.
@@ -95,6 +96,13 @@ impl Entity {
     #[must_use]
     pub const fn cascade(mut self) -> Self {
         self.cascade = true;
+        self
+    }
+
+    /// Sets whether draws of the entity are refused, and those of entities that cascade to it.
+    #[must_use]
+    pub const fn disabled(mut self, is_disabled: bool) -> Self {
+        self.disabled = is_disabled;
         self
     }
 
@@ -123,6 +131,11 @@ impl Entity {
     /// Whether draws take from the parent too.
     pub const fn cascades(&self) -> bool {
         self.cascade
+    }
+
+    /// Whether its draws are refused, and those of entities that cascade to it.
+    pub const fn is_disabled(&self) -> bool {
+        self.disabled
     }
 
     /// The metadata.

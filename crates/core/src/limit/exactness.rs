@@ -13,6 +13,12 @@
 //! bucket has refilled since the draw, so that two bursts of work can run at the same time: draw a burst,
 //! wait until the bucket is full, draw a burst, cancel the first, draw a burst.
 //!
+//! A bucket whose debt is at its bound takes less than a settlement: the log has the units that it took, the
+//! ledger has all of them, and [`check_ledger`] reports the difference.
+//!
+//! A repair of a bucket sets its level, and the bound counts from there. Draws of the same moment may have been
+//! before it or after it, and may use both levels.
+//!
 //! # Format of the log
 //! Entries may be in any order: they are sorted by time, and those of one lease at one time by step. Within
 //! one time the order of different leases is unknown; a log is exact if some order is. The times of a bucket
@@ -85,6 +91,11 @@ impl Entry {
         Self { at, bucket, what: What::Shape(shape) }
     }
 
+    /// An administrator set the units available.
+    pub const fn set(at: Stamp, bucket: BucketId, units: u64) -> Self {
+        Self { at, bucket, what: What::Set(units) }
+    }
+
     /// A lease took or returned units.
     pub const fn moved(at: Stamp, bucket: BucketId, movement: Move) -> Self {
         Self { at, bucket, what: What::Moved(movement) }
@@ -98,6 +109,8 @@ pub enum What {
     Shape(Shape<Stamp>),
     /// A lease took or returned units.
     Moved(Move),
+    /// An administrator set the units available.
+    Set(u64),
 }
 
 /// The effect of one step of a lease on one bucket.
@@ -173,6 +186,7 @@ pub fn check(log: &[Entry]) -> Report {
         let moment = buckets.entry(&entry.bucket).or_default().entry(entry.at).or_default();
         match entry.what {
             What::Shape(shape) => moment.shapes.push(shape),
+            What::Set(units) => moment.set = moment.set.max(Some(units)),
             What::Moved(movement) if movement.kind == Kind::Degraded => {
                 report.degraded.push((entry.bucket.clone(), movement));
             }
@@ -220,7 +234,7 @@ pub fn check_ledger(log: &[Entry], usage: &BTreeMap<(Subject, LimitName), u64>) 
 /// Sorts shapes before all steps of the same time.
 fn step(entry: &Entry) -> Option<u32> {
     match &entry.what {
-        What::Shape(_) => None,
+        What::Shape(_) | What::Set(_) => None,
         What::Moved(movement) => Some(movement.step),
     }
 }

@@ -68,6 +68,22 @@ fn a_clean_log_is_exact_and_summed_up() {
     assert!(check(&log).is_exact(), "{}", check(&log));
 }
 
+#[test]
+fn bound_counts_from_a_repair() {
+    let repair = |second, units| Entry::set(at(second), bucket("a"), units);
+    let debt = [moved(0, Kind::Draw, 1, 0, 60), moved(0, Kind::Settle, 1, 1, 6_000)];
+    let [first, second] = [moved(2, Kind::Draw, 2, 0, 30), moved(3, Kind::Draw, 3, 0, 2)];
+    let repaired = |units, draws: &[Entry]| violations_of(&[&debt[..], &[repair(1, units)], draws].concat());
+    // One unit refills in a second.
+    assert_eq!(repaired(30, &[first.clone(), second.clone()]), [""; 0]);
+    assert_eq!(repaired(29, &[first.clone(), second]).len(), 1, "one unit too many");
+    assert_eq!(violations_of(&[&debt[..], &[first]].concat()).len(), 1, "without the repair it is in debt");
+    // A repair may lower the level, too.
+    let [before, after] = [moved(1, Kind::Draw, 4, 0, 60), moved(9, Kind::Draw, 5, 0, 9)];
+    assert_eq!(violations_of(&[before, repair(1, 0), after.clone()]).len(), 1);
+    assert_eq!(violations_of(&[repair(1, 0), after]).len(), 1);
+}
+
 /// Two bursts of work can run at the same time, which the bound allows.
 #[test]
 fn bound_is_on_draws_minus_returns() {

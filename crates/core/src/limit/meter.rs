@@ -90,6 +90,11 @@ impl Meter {
         }
     }
 
+    /// Sets the units available, at most the burst. Units taken so far stay counted.
+    pub fn set(&mut self, units: u64, now: Stamp) {
+        self.bucket = Bucket::holding(self.rule.shape(), units, now);
+    }
+
     /// Whole units that can be [taken](Self::take) at `now` before the debt is above `debt_max`.
     pub fn room(&self, debt_max: u64, now: Stamp) -> u64 {
         self.bucket.room(self.rule.shape(), debt_max, now)
@@ -186,6 +191,18 @@ mod tests {
         meter.adjust(-150_000, later);
         assert!(meter.is_full(later));
         assert_eq!(meter.consumed(), 0);
+    }
+
+    #[test]
+    fn set_level_replaces_a_debt_and_an_excess() {
+        let mut meter = Meter::new(rule(7, 100), Version::ZERO);
+        meter.take(5_000, START);
+        meter.set(33, START);
+        assert_eq!((meter.available(START), meter.consumed()), (33, 5_000));
+        meter.set(0, START);
+        assert_eq!((meter.available(START), meter.ready_at(0, START)), (0, START));
+        meter.set(101, START);
+        assert!(meter.is_full(START) && meter.available(START) == 100);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use crate::limit::name::{EntityId, ResourceName, Subject};
+use crate::limit::name::{Across, EntityId, ResourceName, Subject};
 use crate::limit::rule::{InvalidLimit, Limit, Rule};
 
 /// The maximum number of limits in a policy.
@@ -196,6 +196,16 @@ pub enum InvalidPolicy {
         /// The limit.
         name: String,
     },
+    /// A pooled limit at a scope that does not cover its pool.
+    #[error("the limit `{name}` counts across={across}, which a policy at `{scope}` cannot limit: {}", wider(*across))]
+    Pool {
+        /// The limit.
+        name: String,
+        /// How it is pooled.
+        across: Across,
+        /// The scope of the policy.
+        scope: Box<Scope>,
+    },
     /// There are too many limits.
     #[error("{count} limits in one policy, more than {LIMITS_MAX}")]
     Many {
@@ -210,8 +220,33 @@ pub enum InvalidPolicy {
     },
 }
 
+/// Where a pooled limit can be defined.
+const fn wider(across: Across) -> &'static str {
+    match across {
+        Across::Resources => "all resources of an entity share it, so define it for the system or the entity",
+        Across::Entities => {
+            "all entities on a resource share it, so define it for the system or the resource"
+        }
+        Across::Both => "all entities on all resources share it, so define it for the system",
+    }
+}
+
+impl Scope {
+    /// Whether a policy at this scope may define a limit that is pooled so: one policy alone must decide how
+    /// large a pool is, whichever of its subjects draws.
+    const fn covers(&self, across: Across) -> bool {
+        match self {
+            Self::System => true,
+            Self::Resource(_) => matches!(across, Across::Entities),
+            Self::Entity(_) => matches!(across, Across::Resources),
+            Self::Subject(_) => false,
+        }
+    }
+}
+
 impl Policy {
-    /// A policy of these limits.
+    /// A policy of these limits. A name may occur once for the subject's own bucket, and once for each kind of
+    /// pool.
     ///
     /// # Errors
     /// [`InvalidPolicy`] with the wrong limit and the reason.
@@ -219,7 +254,7 @@ impl Policy {
         let mut rules: Vec<Arc<Rule>> = Vec::new();
         for limit in limits {
             let rule = limit.check()?;
-            if rules.iter().any(|other| other.name() == rule.name()) {
+            if rules.iter().any(|other| other.counts_like(&rule)) {
                 return Err(InvalidPolicy::Twice { name: rule.name().to_string() });
             }
             rules.push(Arc::new(rule));
@@ -230,7 +265,32 @@ impl Policy {
         Ok(Self { rules, ..Self::default() })
     }
 
-    /// Cuts inheritance: limits of wider scopes are ignored.
+    /// Checks that the policy can be written at `scope`.
+    ///
+    /// # Errors
+    /// [`InvalidPolicy::Pool`] for a pooled limit whose pool the scope does not cover.
+    pub fn check_scope(&self, scope: &Scope) -> Result<(), InvalidPolicy> {
+        for rule in &self.rules {
+            if let Some(across) = rule.across().filter(|across| !scope.covers(*across)) {
+                let (name, scope) = (rule.name().to_string(), Box::new(scope.clone()));
+                return Err(InvalidPolicy::Pool { name, across, scope });
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that the limits can be given with a call.
+    ///
+    /// # Errors
+    /// [`InvalidLimit::PoolOfCall`] for a pooled limit.
+    pub fn check_call(&self) -> Result<(), InvalidPolicy> {
+        match self.rules.iter().find_map(|rule| Some((rule.name().to_string(), rule.across()?))) {
+            Some((name, across)) => Err(InvalidLimit::PoolOfCall { name, across }.into()),
+            None => Ok(()),
+        }
+    }
+
+    /// Cuts inheritance: limits of wider scopes are ignored, pooled ones too.
     #[must_use]
     pub const fn only(mut self) -> Self {
         self.only = true;

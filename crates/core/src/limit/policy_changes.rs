@@ -10,7 +10,9 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
+use crate::limit::name::LimitKey;
 use crate::limit::policy::{Expect, OnExpiry, OnUnavailable, Policy, Scope, Versioned};
+use crate::limit::rule::Rule;
 
 /// What to do with stored policies that are not declared.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -149,17 +151,18 @@ impl fmt::Display for Step {
 /// Whether two policies are equal, regardless of the order of their limits.
 fn is_same(one: &Policy, other: &Policy) -> bool {
     let behave = |policy: &Policy| (policy.is_only(), policy.unavailable(), policy.expiry());
-    // Names are unique within a policy, so equal length and inclusion mean equal sets.
+    // Limits are unique within a policy, so equal length and inclusion mean equal sets.
     behave(one) == behave(other)
         && one.rules().len() == other.rules().len()
         && one.rules().iter().all(|rule| other.rules().contains(rule))
 }
 
-/// The lines of a policy: a key and the text. A limit name never contains a space, so the keys of settings
+/// The lines of a policy: a key and the text. The key of a limit never contains a space, so the keys of settings
 /// do.
 fn lines_of(policy: &Policy) -> Vec<(String, String)> {
+    let key = |rule: &Rule| LimitKey { name: rule.name().clone(), across: rule.across() }.to_string();
     let mut lines: Vec<(String, String)> =
-        policy.rules().iter().map(|rule| (rule.name().to_string(), rule.to_string())).collect();
+        policy.rules().iter().map(|rule| (key(rule), rule.to_string())).collect();
     let mut behaves = |what: &str, how: String| lines.push((format!("{what} "), format!("{what} = {how}")));
     if policy.is_only() {
         behaves("only", "true".to_owned());

@@ -1,4 +1,5 @@
-//! The effective limits of a subject: for each limit name, the narrowest scope that defines it.
+//! The effective limits of a subject: for each limit name and each kind of pool, the narrowest scope that
+//! defines it. A subject's own limit does not replace a pooled one of the same name: both apply.
 
 use std::fmt;
 use std::sync::Arc;
@@ -50,7 +51,8 @@ pub struct EffectiveLimit {
 /// The effective limits and settings of one subject.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EffectiveLimits {
-    /// The limits with unique names, those of the narrowest scope first.
+    /// The limits, those of the narrowest scope first. A name occurs once for the subject's own bucket, and once
+    /// for each kind of pool.
     pub limits: Vec<EffectiveLimit>,
     /// What an acquire does when the store is unavailable, and the source of the setting.
     pub on_unavailable: (OnUnavailable, Source),
@@ -73,7 +75,7 @@ pub fn resolve(subject: &Subject, policies: [Option<&Policy>; 4], defaults: &Pol
     for (source, policy) in written.chain([(Source::Defaults, defaults)]) {
         if !cut {
             for rule in policy.rules() {
-                if resolved.limits.iter().all(|held| held.rule.name() != rule.name()) {
+                if resolved.limits.iter().all(|held| !held.rule.counts_like(rule)) {
                     resolved.limits.push(EffectiveLimit { rule: Arc::clone(rule), source: source.clone() });
                 }
             }
@@ -148,6 +150,29 @@ mod tests {
         // Settings are still inherited.
         assert_eq!(cut.on_unavailable.0, OnUnavailable::Allow);
         assert_eq!(cut.on_unavailable.1.to_string(), "resource gpt");
+    }
+
+    #[test]
+    fn own_limit_leaves_pooled_ones_of_its_name() {
+        let subject = Subject::new("acme", "gpt").unwrap();
+        let policy = |texts: &[&str]| {
+            Policy::new(texts.iter().map(|text| text.parse::<Limit>().expect("valid"))).expect("valid")
+        };
+        let own = policy(&["tpm:1/min"]);
+        let entity = policy(&["tpm:2/min", "tpm:20/min,across=resources"]);
+        let resource = policy(&["tpm:30/min,across=entities"]);
+        let system = policy(&["tpm:4/min", "tpm:40/min,across=entities", "tpm:400/min,across=both"]);
+        let scopes = [Some(&own), Some(&entity), Some(&resource), Some(&system)];
+        let expected = [
+            row("tpm", 1, "entity acme, resource gpt"),
+            row("tpm", 20, "entity acme"),
+            row("tpm", 30, "resource gpt"),
+            row("tpm", 400, "system"),
+        ];
+        assert_eq!(shown(&resolve(&subject, scopes, &Policy::default())), expected);
+        let cut = entity.only();
+        let scopes = [Some(&own), Some(&cut), Some(&resource), Some(&system)];
+        assert_eq!(shown(&resolve(&subject, scopes, &Policy::default())), expected[..2]);
     }
 
     #[test]

@@ -245,3 +245,30 @@ fn retry_after_of_202_delays_no_other_request() {
     let moved = outcome(301, &[("location", "/elsewhere"), ("retry-after", "120")]);
     assert_eq!((moved.kind(), moved.hint()), (Kind::Success, None));
 }
+
+/// A 429 for output tokens: the quota of tokens mirrors the tightest one, and is empty with it.
+#[test]
+fn anthropic_kinds_of_tokens_are_quotas_of_their_own() {
+    let headers = [
+        ("anthropic-ratelimit-requests-limit", "50"),
+        ("anthropic-ratelimit-requests-remaining", "49"),
+        ("anthropic-ratelimit-requests-reset", "2026-01-31T09:30:01Z"),
+        ("anthropic-ratelimit-input-tokens-limit", "30000"),
+        ("anthropic-ratelimit-input-tokens-remaining", "27000"),
+        ("anthropic-ratelimit-input-tokens-reset", "2026-01-31T09:30:06Z"),
+        ("anthropic-ratelimit-output-tokens-limit", "8000"),
+        ("anthropic-ratelimit-output-tokens-remaining", "0"),
+        ("anthropic-ratelimit-output-tokens-reset", "2026-01-31T09:31:00Z"),
+        ("anthropic-ratelimit-tokens-limit", "8000"),
+        ("anthropic-ratelimit-tokens-remaining", "0"),
+        ("anthropic-ratelimit-tokens-reset", "2026-01-31T09:31:00Z"),
+    ];
+    let outcome = outcome(429, &headers);
+    let full = |limit, remaining, seconds| {
+        Some(QuotaLevel { limit, remaining, reset: Reset::Full(secs(seconds)), window: None })
+    };
+    assert_eq!(outcome.quota_level(Dimension::InputTokens), full(30_000, 27_000, 6));
+    assert_eq!(outcome.quota_level(Dimension::OutputTokens), full(8_000, 0, 60));
+    assert_eq!(outcome.quota_level(Dimension::Tokens), full(8_000, 0, 60));
+    assert_eq!(read(headers, NOW).exceeded(), Some(Dimension::OutputTokens));
+}

@@ -30,12 +30,16 @@ const fn gauge(name: &'static str, help: &'static str) -> Metric {
     Metric { name, kind: Kind::Gauge, labels: &[], help }
 }
 
+const fn labelled_gauge(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Metric {
+    Metric { name, kind: Kind::Gauge, labels, help }
+}
+
 const fn histogram(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Metric {
     Metric { name, kind: Kind::Histogram, labels, help }
 }
 
 /// All metrics.
-pub(super) const METRICS: [Metric; 33] = [
+pub(super) const METRICS: [Metric; 37] = [
     histogram(
         "tidegate_decision_seconds",
         &["verb"],
@@ -51,6 +55,11 @@ pub(super) const METRICS: [Metric; 33] = [
     ),
     counter("tidegate_degraded_total", &[], "Leases granted without the store."),
     counter("tidegate_unsettled_total", &[], "Lease endings that never reached the store."),
+    counter(
+        "tidegate_debt_bound_total",
+        &[],
+        "Settlements above the held units that left a bucket at the bound of its debt.",
+    ),
     gauge("tidegate_waiting", "Acquires queued for a limit."),
     gauge("tidegate_settling", "Lease endings being sent to the store."),
     counter("tidegate_leases_granted_total", &[], "Granted leases."),
@@ -76,6 +85,13 @@ pub(super) const METRICS: [Metric; 33] = [
     counter("tidegate_rls_descriptors_total", &["kind"], "Envoy descriptors that were not plain draws."),
     histogram("tidegate_rls_request_seconds", &[], "Latency of requests from Envoy."),
     gauge("tidegate_event_listeners", "Event listeners."),
+    labelled_gauge("tidegate_connections_open", &["listener"], "Open connections."),
+    counter(
+        "tidegate_connections_closed_total",
+        &["listener", "reason"],
+        "Connections that the server closed because of a bound.",
+    ),
+    counter("tidegate_log_lines_suppressed_total", &[], "Log lines suppressed because many were alike."),
     gauge("tidegate_up_since_seconds", "Start time of the server, as a Unix timestamp."),
     gauge("tidegate_tls_certificate_expiry_seconds", "Expiry of the certificate, as a Unix timestamp."),
     counter("tidegate_tls_reloads_total", &["result"], "Reloads of the TLS files."),

@@ -94,6 +94,9 @@ async fn exercised() -> String {
     all.ended(Decision::Settle);
     all.ended(Decision::Cancel);
     all.busy();
+    for listener in ["api", "envoy", "metrics"] {
+        all.connections(listener).open.increment(1.0);
+    }
     all.panicked();
     all.swept(SweepReport::default());
     all.clock_offset(Duration::ZERO);

@@ -63,10 +63,26 @@ pub struct RuleConfig {
     pub cost: BTreeMap<String, u64>,
     /// Limits of this rule, such as `requests:100/min`, which replace the stored limits of the subject.
     pub limits: Vec<String>,
+    /// Whether requests draw before they are forwarded, or report their usage afterwards.
+    pub charge: Charge,
+    /// How long after a charge negative hits return its units, such as `10m`; never if absent.
+    pub refund_within: Option<String>,
     /// Shadow mode: decided and counted, but never refused.
     pub shadow: bool,
     /// Allowed without drawing.
     pub unlimited: bool,
+}
+
+/// When a rule charges.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[expect(clippy::exhaustive_enums, reason = "there is no third moment")]
+pub enum Charge {
+    /// Hits are drawn, or refused, before the request is forwarded.
+    #[default]
+    Before,
+    /// Zero hits check that units are left. Hits are a report of usage, which is never refused.
+    After,
 }
 
 /// One entry of a descriptor.

@@ -3,6 +3,7 @@
 //! A single descriptor is one spend. Several descriptors are drawn as leases in a global order. If all are
 //! granted, they are settled; at the first refusal the others are cancelled before the response is sent.
 //! Nothing is granted twice. Until then, concurrent requests may be refused units that are about to return.
+//! Reports of usage are recorded first, whatever the others get.
 
 use std::cmp::Reverse;
 use std::panic::AssertUnwindSafe;
@@ -13,22 +14,23 @@ use std::time::{Duration, Instant};
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use futures_util::FutureExt as _;
 use futures_util::future::{join_all, maybe_done};
-use tidegate::{Balance, Lease, LimitError, Request, StoreError, Would};
+use tidegate::{AdjustStatus, Balance, Lease, LimitError, OnExpiry, Request, StoreError, Would};
 use tidegate_core::limit::cascade::InvalidCost;
 use tidegate_core::limit::name::Subject;
-use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tonic::Status;
 
 use super::background::{AtCapacity, BackgroundTasks, GRACE_PERIOD};
 use super::config::Unknown;
-use super::log_throttle::LogThrottle;
 use super::meters::RlsMeters;
+use super::refunds::RefundableCharges;
 use super::refusal::status;
 use super::response::to_response;
-use super::rules::{DrawRequest, ENTRIES_MAX, EnvoyRules, RuleMatch};
+use super::rules::{DrawAction, DrawRequest, ENTRIES_MAX, EnvoyRules, RuleMatch};
+use crate::log_throttle::LogThrottle;
 use crate::meters::Decision;
 use crate::refusal::Refusal;
+use crate::slots::Slots;
 use crate::state::State;
 
 /// The maximum number of descriptors of a request.
@@ -64,9 +66,10 @@ pub(super) struct Decider {
     pub(super) rules: EnvoyRules,
     pub(super) meters: RlsMeters,
     /// Bounds the concurrent requests, separately from those over HTTP.
-    pub(super) running: Semaphore,
+    pub(super) running: Arc<Slots>,
     pub(super) background: BackgroundTasks,
     pub(super) log_throttle: LogThrottle,
+    pub(super) refundable: RefundableCharges,
 }
 
 impl Decider {
@@ -87,6 +90,9 @@ impl Decider {
             .map(|descriptor| self.rules.resolve(&request.domain, descriptor, hits))
             .collect();
         let mut verdicts: Vec<_> = matched.iter().map(|matched| self.decide_without_store(matched)).collect();
+        for (index, report) in matched.iter().enumerate().filter_map(as_report) {
+            verdicts[index] = Box::pin(self.report(report)).await?;
+        }
         let draws: Vec<_> = matched.iter().enumerate().filter_map(as_draw).collect();
         if verdicts.iter().any(is_over) {
             // Already over the limit: nothing is drawn, and the others are only explained.
@@ -137,8 +143,11 @@ impl Decider {
 
     /// Spends for a single descriptor.
     async fn spend(&self, draw: &DrawRequest<'_>) -> Result<Verdict, Status> {
-        if draw.is_query {
+        if draw.is_query() {
             return Box::pin(self.query(draw)).await;
+        }
+        if draw.rule.refund_within.is_some() {
+            return Box::pin(self.draw_refundable(draw)).await;
         }
         let began = Instant::now();
         let spent = self.request(draw).spend_with_balances().await;
@@ -158,9 +167,9 @@ impl Decider {
         draws: &[(usize, &DrawRequest<'_>)],
         verdicts: &mut [Verdict],
     ) -> Result<(), Status> {
-        let mut leases: Vec<Lease> = Vec::with_capacity(draws.len());
+        let mut leases = Vec::with_capacity(draws.len());
         for (index, draw) in in_lock_order(draws) {
-            let verdict = if draw.is_query {
+            let verdict = if draw.is_query() {
                 self.query(draw).await?
             } else {
                 self.acquire_one(draw, &mut leases).await?
@@ -170,7 +179,8 @@ impl Decider {
             if is_over {
                 let others: Vec<_> = draws.iter().copied().filter(|(other, _)| *other != index).collect();
                 let returned = async {
-                    join_all_started(leases.iter_mut().map(Lease::cancel)).await;
+                    join_all_started(leases.iter_mut().map(|(_, lease): &mut (_, Lease)| lease.cancel()))
+                        .await;
                     self.explain_all(&others, verdicts).await;
                 };
                 // A cancellation that fails or takes longer continues in the background.
@@ -179,19 +189,73 @@ impl Decider {
             }
         }
         // A settle that fails is retried in the background; otherwise the lease expires.
-        join_all_started(leases.iter_mut().map(Lease::settle_full)).await;
+        self.settle_all(leases).await;
         Ok(())
     }
 
-    /// Acquires the lease of one of several descriptors.
-    async fn acquire_one(&self, draw: &DrawRequest<'_>, leases: &mut Vec<Lease>) -> Result<Verdict, Status> {
+    /// Draws a single descriptor whose units can be refunded.
+    async fn draw_refundable(&self, draw: &DrawRequest<'_>) -> Result<Verdict, Status> {
+        let mut leases = Vec::with_capacity(1);
+        let verdict = self.acquire_one(draw, &mut leases).await?;
+        self.settle_all(leases).await;
+        Ok(verdict)
+    }
+
+    /// Settles leases, except those that can be refunded: they settle themselves at their deadline.
+    async fn settle_all(&self, leases: Vec<(&DrawRequest<'_>, Lease)>) {
+        let keep = |(draw, lease): (&DrawRequest<'_>, Lease)| self.refundable.keep(draw, lease);
+        let mut settled: Vec<_> = leases.into_iter().filter_map(keep).collect();
+        join_all_started(settled.iter_mut().map(Lease::settle_full)).await;
+    }
+
+    /// Records reported usage, or returns units. Neither is over a limit.
+    async fn report(&self, report: &DrawRequest<'_>) -> Result<Verdict, Status> {
+        if report.action == DrawAction::Refund {
+            if report.rule.refund_within.is_none() {
+                let why = format!("rule {}: negative hits need `refund_within`", report.rule.number);
+                return Err(Status::failed_precondition(why));
+            }
+            let refunded = self.refundable.refund(self.state.limiter(), report).await;
+            refunded.map_err(|error| status(&Refusal::from(error)))?;
+            self.meters.refunded.increment(1);
+            return Ok(Verdict::Within(Vec::new()));
+        }
         let began = Instant::now();
-        let lease = self.request(draw).deadline(DEADLINE).try_acquire().await;
+        let recorded = if report.rule.refund_within.is_some() {
+            match self.lease_request(report).overdraw().await {
+                Ok((lease, AdjustStatus::Now)) => {
+                    self.settle_all(vec![(report, lease)]).await;
+                    Ok(())
+                }
+                Ok((mut lease, _)) => lease.settle_full().await.map(drop),
+                Err(error) => Err(error),
+            }
+        } else {
+            self.request(report).debit().await.map(drop)
+        };
+        self.state.meters().decided(Decision::Spend, began.elapsed());
+        match recorded {
+            Ok(()) => {
+                self.meters.reported.increment(1);
+                Ok(Verdict::Within(Vec::new()))
+            }
+            Err(error) => self.refused(report, error),
+        }
+    }
+
+    /// Acquires the lease of one of several descriptors.
+    async fn acquire_one<'a, 'b>(
+        &self,
+        draw: &'b DrawRequest<'a>,
+        leases: &mut Vec<(&'b DrawRequest<'a>, Lease)>,
+    ) -> Result<Verdict, Status> {
+        let began = Instant::now();
+        let lease = self.lease_request(draw).try_acquire().await;
         self.state.meters().decided(Decision::Acquire, began.elapsed());
         match lease {
             Ok(lease) => {
                 let balances = lease.balances();
-                leases.push(lease);
+                leases.push((draw, lease));
                 self.state.meters().granted(&balances);
                 Ok(Verdict::Within(balances))
             }
@@ -218,7 +282,7 @@ impl Decider {
             });
         for AtCapacity in join_all(works).await.into_iter().filter_map(Result::err) {
             self.meters.unasked.increment(1);
-            if let Some(left_out) = self.log_throttle.allow(Instant::now()) {
+            if let Some(left_out) = self.log_throttle.allow() {
                 tracing::warn!(left_out, "dropped a shadow rule: {AtCapacity}");
             }
         }
@@ -226,7 +290,16 @@ impl Decider {
 
     /// Evaluates a shadow rule, which draws like any other rule.
     async fn run_shadow_rule(&self, draw: &DrawRequest<'_>) {
-        match self.request(draw).spend().await {
+        let decided = match draw.action {
+            DrawAction::Query | DrawAction::Refund => return,
+            DrawAction::Draw => self.request(draw).spend().await,
+            DrawAction::Report => self.request(draw).debit().await.map(drop),
+            DrawAction::Check => match self.explain(draw).await {
+                Ok(verdict) if is_over(&verdict) => return self.meters.shadowed.increment(1),
+                looked => looked.map(drop),
+            },
+        };
+        match decided {
             Ok(()) => {}
             Err(error) if as_over_limit(&error).is_some() => self.meters.shadowed.increment(1),
             Err(error) => self.record_unasked(draw, &error),
@@ -236,7 +309,7 @@ impl Decider {
     /// Records that a rule could not be evaluated.
     fn record_unasked(&self, draw: &DrawRequest<'_>, error: &LimitError) {
         self.meters.unasked.increment(1);
-        if let Some(left_out) = self.log_throttle.allow(Instant::now()) {
+        if let Some(left_out) = self.log_throttle.allow() {
             tracing::warn!(rule = draw.rule.number, %error, left_out, "failed to evaluate an Envoy rule");
         }
     }
@@ -262,7 +335,9 @@ impl Decider {
                         let _ = timeout(GRACE_PERIOD, lease.cancel()).await;
                         Ok(Verdict::Open)
                     }
-                    Err(error) if as_over_limit(&error).is_some() => Ok(Verdict::Open),
+                    Err(error) if draw.action == DrawAction::Query && as_over_limit(&error).is_some() => {
+                        Ok(Verdict::Open)
+                    }
                     Err(error) => self.refused(draw, error),
                 }
             }
@@ -270,7 +345,7 @@ impl Decider {
         }
     }
 
-    /// Explains a descriptor. With zero hits, it is over its limit only if a limit is in debt.
+    /// Explains a descriptor. A query is over its limit only if a limit is in debt.
     async fn explain(&self, draw: &DrawRequest<'_>) -> Result<Verdict, LimitError> {
         let explanation = self.request(draw).explain().await?;
         let balances = || -> Vec<Balance> {
@@ -278,9 +353,10 @@ impl Decider {
             lines.filter(|balance| balance.asked > 0).cloned().collect()
         };
         let is_in_debt = || balances().iter().any(|balance| balance.available < 0);
+        let is_query = draw.action == DrawAction::Query;
         let retry_after = match explanation.would {
-            Would::Wait(span) if !draw.is_query || is_in_debt() => Some(span),
-            Would::Never if !draw.is_query => None,
+            Would::Wait(span) if !is_query || is_in_debt() => Some(span),
+            Would::Never if !is_query => None,
             _ => return Ok(Verdict::Within(balances())),
         };
         Ok(Verdict::Over(OverLimit { balances: balances(), retry_after, why: None }))
@@ -288,10 +364,15 @@ impl Decider {
 
     fn request<'a>(&'a self, draw: &'a DrawRequest<'a>) -> Request<'a> {
         let request = self.state.limiter().request(&draw.subject, &draw.cost);
-        if draw.rule.limits.is_empty() {
-            return request;
+        request.limits(draw.rule.limits.iter().chain(&draw.limit).cloned())
+    }
+
+    /// A request for a lease, which is held only briefly, or until its units can no longer be refunded.
+    fn lease_request<'a>(&'a self, draw: &'a DrawRequest<'a>) -> Request<'a> {
+        match draw.rule.refund_within {
+            None => self.request(draw).deadline(DEADLINE),
+            Some(within) => self.request(draw).deadline(within).on_expiry(OnExpiry::Settle),
         }
-        request.limits(draw.rule.limits.iter().cloned())
     }
 
     /// Converts a refusal or error into a verdict or status.
@@ -334,7 +415,9 @@ fn as_over_limit(error: &LimitError) -> Option<OverLimit> {
             Some(OverLimit { retry_after: *retry_after, ..OverLimit::default() })
         }
         // Errors that clients can provoke must not allow a request.
-        LimitError::Name(_) => Some(OverLimit { why: why(), ..OverLimit::default() }),
+        LimitError::Name(_) | LimitError::Disabled { .. } => {
+            Some(OverLimit { why: why(), ..OverLimit::default() })
+        }
         LimitError::Cost(cost) if matches!(**cost, InvalidCost::Units { .. }) => {
             Some(OverLimit { why: why(), ..OverLimit::default() })
         }
@@ -355,10 +438,6 @@ fn check(request: &RateLimitRequest) -> Result<(), Status> {
             let why = format!("descriptor {index} has {count} entries, outside 1..={ENTRIES_MAX}");
             return Err(Status::invalid_argument(why));
         }
-        if descriptor.is_negative_hits {
-            let why = format!("descriptor {index} has negative hits, which are not supported");
-            return Err(Status::unimplemented(why));
-        }
     }
     Ok(())
 }
@@ -374,7 +453,15 @@ fn is_over(verdict: &Verdict) -> bool {
 /// Selects the descriptors that are drawn.
 fn as_draw<'a, 'b>((index, matched): (usize, &'b RuleMatch<'a>)) -> Option<(usize, &'b DrawRequest<'a>)> {
     match matched {
-        RuleMatch::Draw(draw) if !draw.rule.is_shadow => Some((index, draw)),
+        RuleMatch::Draw(draw) if !draw.rule.is_shadow && !draw.is_report() => Some((index, draw)),
+        _ => None,
+    }
+}
+
+/// Selects the descriptors that report usage or return units.
+fn as_report<'a, 'b>((index, matched): (usize, &'b RuleMatch<'a>)) -> Option<(usize, &'b DrawRequest<'a>)> {
+    match matched {
+        RuleMatch::Draw(draw) if !draw.rule.is_shadow && draw.is_report() => Some((index, draw)),
         _ => None,
     }
 }
@@ -382,7 +469,7 @@ fn as_draw<'a, 'b>((index, matched): (usize, &'b RuleMatch<'a>)) -> Option<(usiz
 /// Selects the shadow draws.
 fn as_shadow<'a, 'b>(matched: &'b RuleMatch<'a>) -> Option<&'b DrawRequest<'a>> {
     match matched {
-        RuleMatch::Draw(draw) if draw.rule.is_shadow && !draw.is_query => Some(draw),
+        RuleMatch::Draw(draw) if draw.rule.is_shadow => Some(draw),
         _ => None,
     }
 }

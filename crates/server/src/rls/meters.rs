@@ -19,6 +19,8 @@ pub(super) struct RlsMeters {
     pub(super) unknown: Counter,
     pub(super) unlimited: Counter,
     pub(super) invalid: Counter,
+    pub(super) reported: Counter,
+    pub(super) refunded: Counter,
     /// Descriptors whose rule could not be evaluated.
     pub(super) unasked: Counter,
 }
@@ -37,6 +39,8 @@ impl RlsMeters {
             unknown: descriptors("unknown"),
             unlimited: descriptors("unlimited"),
             invalid: descriptors("invalid"),
+            reported: descriptors("reported"),
+            refunded: descriptors("refunded"),
             unasked: descriptors("unasked"),
         }
     }

@@ -2,7 +2,7 @@
 //! their limits.
 //!
 //! `auth` admits calls, `rules` maps descriptors to draws, `decide` evaluates the limits, `response` converts
-//! the verdicts for Envoy, and `background` runs work that no response waits for. Health and reflection need
+//! the verdicts for Envoy, `refunds` keeps the charges that can be returned, and `background` runs work that no response waits for. Health and reflection need
 //! no token.
 
 mod background;
@@ -10,14 +10,16 @@ mod config;
 mod decide;
 mod describe;
 mod grpc_frame;
-mod log_throttle;
 mod meters;
+mod refunds;
 mod refusal;
 mod response;
 mod rules;
 mod service;
 
+use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
@@ -41,19 +43,27 @@ use tonic_health::ServingStatus;
 use tonic_health::server::{HealthReporter, health_reporter};
 use tower_http::catch_panic::CatchPanicLayer;
 
-pub use config::{EntryConfig, EnvoyConfig, RuleConfig, Unknown};
+pub use config::{Charge, EntryConfig, EnvoyConfig, RuleConfig, Unknown};
 pub use rules::{EnvoyRules, InvalidRules};
 
 use self::background::BackgroundTasks;
 use self::decide::Decider;
-use self::log_throttle::LogThrottle;
 use self::meters::RlsMeters;
-use self::service::{AuthenticatedService, GrpcResponse};
+use self::refunds::RefundableCharges;
+use self::service::{AuthenticatedService, GrpcResponse, InFlight, failed, is_grpc, respond_status};
+use crate::connections::{Activity, Call};
+use crate::guarded_body::GuardedBody;
+use crate::io_timeout::within;
+use crate::log_throttle::LogThrottle;
 use crate::server::Shutdown;
+use crate::slots::Slots;
 use crate::state::State;
 
-/// Maximum number of concurrent calls to health and reflection, which need no token.
-const UNAUTHENTICATED_MAX: usize = 64;
+/// Maximum number of concurrent health checks.
+const CHECKS_MAX: usize = 1_024;
+/// Maximum number of concurrent streams without a token: watches of the health, and reflection.
+const STREAMS_MAX: usize = 128;
+const HEALTH_CHECK: &str = "/grpc.health.v1.Health/Check";
 
 type Service = RateLimitServiceServer<RateLimitServiceImpl>;
 
@@ -99,32 +109,65 @@ pub(crate) struct Services(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     authenticated: AuthenticatedService,
-    /// Services that need no token.
-    unauthenticated: Router,
+    unauthenticated: UnauthenticatedServices,
+}
+
+/// Health and reflection. Calls are shared by address, as these have no token.
+#[derive(Debug)]
+struct UnauthenticatedServices {
+    router: Router,
+    checks: Arc<Slots>,
+    streams: Arc<Slots>,
+    timeout: Duration,
 }
 
 impl Services {
     /// Responds to a call.
-    pub(crate) async fn respond(self, request: Box<HttpRequest<Incoming>>) -> GrpcResponse {
-        let Self(inner) = &self;
+    pub(crate) async fn respond(
+        self,
+        request: Box<HttpRequest<Incoming>>,
+        activity: Arc<Activity>,
+    ) -> GrpcResponse {
+        let (Self(inner), call) = (&self, activity.begin());
+        // A response to HEAD must have no body, and upgrades are not supported.
         if request.method() != Method::POST {
-            return method_not_allowed();
+            let mut response = respond_status(StatusCode::METHOD_NOT_ALLOWED, call);
+            response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("POST"));
+            return response;
+        }
+        if !is_grpc(request.headers()) {
+            return respond_status(StatusCode::UNSUPPORTED_MEDIA_TYPE, call);
         }
         if needs_token(request.uri().path()) {
-            return inner.authenticated.respond(request).await;
+            return inner.authenticated.respond(request, call).await;
         }
         // Boxed because it is rare: every call would reserve space for it.
-        let Ok(response) = Box::pin(inner.unauthenticated.clone().call(*request)).await;
-        response.map(Either::Right)
+        Box::pin(inner.unauthenticated.respond(*request, call, activity.address())).await
     }
 }
 
-/// gRPC uses POST only. A response to HEAD must have no body, and upgrades are not supported.
-fn method_not_allowed() -> GrpcResponse {
-    let mut response = HttpResponse::new(Either::Right(Body::empty()));
-    *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
-    response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("POST"));
-    response
+impl UnauthenticatedServices {
+    /// Responds to a call. Its slot is held until the response has been sent.
+    async fn respond(&self, request: HttpRequest<Incoming>, call: Call, address: IpAddr) -> GrpcResponse {
+        let is_check = request.uri().path() == HEALTH_CHECK;
+        let slots = if is_check { &self.checks } else { &self.streams };
+        // A stream may last as long as its caller likes, and delays no shutdown.
+        let mut in_flight = InFlight { call: is_check.then_some(call), slot: None };
+        let response = if let Ok(slot) = slots.take(&address) {
+            in_flight.slot = Some(slot);
+            match within(self.timeout, self.router.clone().call(request)).await {
+                Ok(Ok(response)) => response.map(Either::Right),
+                Err(_) => {
+                    let why = format!("the request was not received within {:?}", self.timeout);
+                    failed(Status::deadline_exceeded(why))
+                }
+            }
+        } else {
+            let why = format!("too many calls without a token: {} are in flight", slots.used());
+            failed(Status::resource_exhausted(why))
+        };
+        response.map(|body| GuardedBody::new(body, in_flight))
+    }
 }
 
 /// Whether the path belongs to the service that needs a token. It is checked first, because nearly all calls
@@ -142,14 +185,15 @@ pub(crate) fn services(state: State, rules: EnvoyRules, shutdown: Shutdown) -> (
     }
     let message_max = state.bounds().body_max;
     let meters = RlsMeters::new(state.meters());
-    let requests_max = state.bounds().requests_max.min(Semaphore::MAX_PERMITS);
+    let requests_max = state.bounds().requests_max;
     let decider = Arc::new(Decider {
         state: state.clone(),
         rules,
         meters,
-        running: Semaphore::new(requests_max),
-        background: BackgroundTasks::new(requests_max),
-        log_throttle: LogThrottle::default(),
+        running: Slots::new(requests_max),
+        background: BackgroundTasks::new(requests_max.min(Semaphore::MAX_PERMITS)),
+        log_throttle: LogThrottle::new(),
+        refundable: RefundableCharges::default(),
     });
     let service =
         Service::new(RateLimitServiceImpl(Arc::clone(&decider))).max_decoding_message_size(message_max);
@@ -159,47 +203,32 @@ pub(crate) fn services(state: State, rules: EnvoyRules, shutdown: Shutdown) -> (
         .add_service(v1alpha)
         .into_axum_router()
         .layer(from_fn_with_state(shutdown, until_stop));
-    let slots = Arc::new(Semaphore::new(UNAUTHENTICATED_MAX));
+    let timeout = state.bounds().body_time;
     let health_path = format!("/{}/{{*method}}", tonic_health::pb::health_server::HealthServer::<()>::NAME);
-    let unauthenticated = reflection
+    let router = reflection
         .route_service(&health_path, health)
-        .layer(from_fn_with_state(slots, limit_unauthenticated))
         .layer(CatchPanicLayer::custom(move |_| service::panicked(&state)));
     (
         Services(Arc::new(Inner {
             authenticated: AuthenticatedService { decider, service },
-            unauthenticated,
+            unauthenticated: UnauthenticatedServices {
+                router,
+                checks: Slots::new(CHECKS_MAX),
+                streams: Slots::new(STREAMS_MAX),
+                timeout,
+            },
         })),
         Health(reporter),
     )
 }
 
-/// Bounds the concurrent calls without a token. A slot is held until the response body ends.
-async fn limit_unauthenticated(
-    With(slots): With<Arc<Semaphore>>,
-    request: HttpRequest<Body>,
-    next: Next,
-) -> HttpResponse {
-    let Ok(slot) = slots.try_acquire_owned() else {
-        let why = format!("too many calls without a token: {UNAUTHENTICATED_MAX} are in flight");
-        return Status::resource_exhausted(why).into_http();
-    };
-    next.run(request).await.map(|body| {
-        let held = BodyStream::new(body).inspect(move |_| {
-            let _held = &slot;
-        });
-        Body::new(StreamBody::new(held))
-    })
-}
-
-/// Ends streams that their caller could keep open, in both directions.
+/// Ends the request of a stream that its caller could keep open when the server stops; its response ends with
+/// it.
 async fn until_stop(With(shutdown): With<Shutdown>, request: HttpRequest<Body>, next: Next) -> HttpResponse {
-    let until = |body: Body| {
-        let mut shutdown = shutdown.clone();
-        let stopped = Box::pin(async move { shutdown.signaled(1).await });
-        Body::new(StreamBody::new(BodyStream::new(body).take_until(stopped)))
-    };
-    next.run(request.map(until)).await.map(until)
+    let mut shutdown = shutdown.clone();
+    let stopped = Box::pin(async move { shutdown.signaled(1).await });
+    let until = |body| Body::new(StreamBody::new(BodyStream::new(body).take_until(stopped)));
+    next.run(request.map(until)).await
 }
 
 #[cfg(test)]

@@ -5,16 +5,21 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
-use tidegate_core::excerpt::excerpt;
+use std::time::Duration;
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{
+    Entry, RateLimitOverride,
+};
+use envoy_types::pb::envoy::r#type::v3::RateLimitUnit;
 use thiserror::Error;
 use tidegate::{Limit, Policy};
+use tidegate_core::duration;
+use tidegate_core::excerpt::excerpt;
 use tidegate_core::limit::cascade::UNITS_MAX;
 use tidegate_core::limit::name::{LimitName, Subject};
 
-use super::config::{RuleConfig, Unknown};
+use super::config::{Charge, RuleConfig, Unknown};
 
 /// The maximum number of rules.
 const RULES_MAX: usize = 1_000;
@@ -26,6 +31,10 @@ pub(super) const VALUE_MAX: usize = 1_024;
 const LIMITS_MAX: usize = 16;
 /// The limit that a hit draws from by default.
 const REQUESTS: &str = "requests";
+/// The limit that a request brings itself. It counts hits.
+const OVERRIDE: &str = "override";
+/// The minimum and maximum time in which a charge can be refunded.
+const REFUND_WITHIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_hours(24));
 
 /// Rules that map Envoy's descriptors to limits. Clones share the same rules.
 #[derive(Debug, Clone)]
@@ -91,6 +100,9 @@ pub(super) struct DrawRule {
     pub(super) values: usize,
     pub(super) limits: Box<[Limit]>,
     pub(super) is_shadow: bool,
+    charge: Charge,
+    /// How long after a charge negative hits return its units.
+    pub(super) refund_within: Option<Duration>,
 }
 
 /// A text with placeholders.
@@ -123,9 +135,27 @@ pub(super) enum RuleMatch<'a> {
 pub(super) struct DrawRequest<'a> {
     pub(super) rule: &'a DrawRule,
     pub(super) subject: Subject,
-    /// The cost; for zero hits, that of one hit.
+    pub(super) action: DrawAction,
+    pub(super) hits: u64,
+    /// The cost; for a query, that of one hit, and for a check, one unit of each limit.
     pub(super) cost: Vec<(&'a str, u64)>,
-    pub(super) is_query: bool,
+    /// A limit that the request brings itself, in addition to those of its rule.
+    pub(super) limit: Option<Limit>,
+}
+
+/// What a descriptor asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum DrawAction {
+    /// Draws units, or is over the limit.
+    Draw,
+    /// Zero hits: draws nothing, and is over the limit only if a limit is in debt.
+    Query,
+    /// Zero hits of a rule that charges afterwards: draws nothing, and is over the limit if no unit is left.
+    Check,
+    /// Reports units that were used.
+    Report,
+    /// Returns units.
+    Refund,
 }
 
 impl EnvoyRules {
@@ -179,7 +209,7 @@ impl EnvoyRules {
             RuleAction::Unlimited => RuleMatch::Unlimited,
             RuleAction::Draw(draw_rule) => {
                 let hits = descriptor.hits_addend.as_ref().map_or(hits, |own| own.value);
-                match draw_rule.request(entries, hits) {
+                match draw_rule.request(descriptor, hits) {
                     Ok(request) => RuleMatch::Draw(request),
                     Err(why) => RuleMatch::Invalid { why, is_shadow: draw_rule.is_shadow },
                 }
@@ -204,17 +234,65 @@ impl Rule {
 }
 
 impl DrawRule {
-    fn request<'a>(&'a self, entries: &[Entry], hits: u64) -> Result<DrawRequest<'a>, String> {
-        let mut cost = Vec::with_capacity(self.cost.len());
+    fn request<'a>(&'a self, descriptor: &RateLimitDescriptor, hits: u64) -> Result<DrawRequest<'a>, String> {
+        let entries = &descriptor.entries;
+        let action = match (descriptor.is_negative_hits, hits, self.charge) {
+            (true, ..) => DrawAction::Refund,
+            (false, 0, Charge::Before) => DrawAction::Query,
+            (false, 0, Charge::After) => DrawAction::Check,
+            (false, _, Charge::Before) => DrawAction::Draw,
+            (false, _, Charge::After) => DrawAction::Report,
+        };
+        let mut cost = Vec::with_capacity(self.cost.len() + 1);
         for (limit, units) in &self.cost {
+            let units = if action == DrawAction::Check { 1 } else { *units };
             let Some(all) = units.checked_mul(hits.max(1)).filter(|all| *all <= UNITS_MAX) else {
                 return Err(format!("{hits} hits of {units} `{limit}` each are more than {UNITS_MAX}"));
             };
             cost.push((limit.as_str(), all));
         }
+        let limit = descriptor.limit.map(own_limit).transpose()?;
+        if limit.is_some() {
+            cost.push((OVERRIDE, hits.max(1)));
+        }
         let (entity, resource) = (self.entity.fill(entries)?, self.resource.fill(entries)?);
         let subject = Subject::new(&entity, &resource).map_err(|error| error.to_string())?;
-        Ok(DrawRequest { rule: self, subject, cost, is_query: hits == 0 })
+        Ok(DrawRequest { rule: self, subject, action, hits, cost, limit })
+    }
+
+    /// Units per hit.
+    pub(super) fn cost(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.cost.iter().map(|(limit, units)| (limit.as_str(), *units))
+    }
+}
+
+/// The limit that a request brings.
+fn own_limit(limit: RateLimitOverride) -> Result<Limit, String> {
+    const DAY: u64 = 86_400;
+    let seconds = match limit.unit() {
+        RateLimitUnit::Unknown => return Err("its own limit has no unit".to_owned()),
+        RateLimitUnit::Second => 1,
+        RateLimitUnit::Minute => 60,
+        RateLimitUnit::Hour => 3_600,
+        RateLimitUnit::Day => DAY,
+        RateLimitUnit::Month => 30 * DAY,
+        RateLimitUnit::Year => 365 * DAY,
+    };
+    if limit.requests_per_unit == 0 {
+        return Err("its own limit allows no hits".to_owned());
+    }
+    Ok(Limit::per(OVERRIDE, limit.requests_per_unit.into(), Duration::from_secs(seconds)))
+}
+
+impl DrawRequest<'_> {
+    /// Whether it draws nothing.
+    pub(super) const fn is_query(&self) -> bool {
+        matches!(self.action, DrawAction::Query | DrawAction::Check)
+    }
+
+    /// Whether it is about units that were used, and is never over a limit.
+    pub(super) const fn is_report(&self) -> bool {
+        matches!(self.action, DrawAction::Report | DrawAction::Refund)
     }
 }
 
@@ -318,6 +396,8 @@ fn unlimited(rule: &RuleConfig) -> Result<RuleAction, FieldError> {
         ("resource", rule.resource.is_some()),
         ("cost", !rule.cost.is_empty()),
         ("limits", !rule.limits.is_empty()),
+        ("charge", rule.charge != Charge::Before),
+        ("refund_within", rule.refund_within.is_some()),
         ("shadow", rule.shadow),
     ];
     match fields.into_iter().find(|(_, is_set)| *is_set) {
@@ -349,6 +429,9 @@ fn draw_rule(rule: &RuleConfig, number: usize) -> Result<DrawRule, FieldError> {
     for (limit, units) in &rule.cost {
         let field = format!("cost.{}", excerpt(limit));
         let name = LimitName::new(limit).map_err(|error| field_error(&*field, limit, error.to_string()))?;
+        if limit == OVERRIDE {
+            return Err(field_error(field, limit, "this name is that of limits which requests bring"));
+        }
         if !(1..=UNITS_MAX).contains(units) {
             return Err(field_error(field, &units.to_string(), format!("a hit costs 1 to {UNITS_MAX}")));
         }
@@ -364,7 +447,7 @@ fn draw_rule(rule: &RuleConfig, number: usize) -> Result<DrawRule, FieldError> {
         let limit: Result<Limit, _> = text.parse();
         limits.push(limit.map_err(|error| field_error(format!("limits[{place}]"), text, error.to_string()))?);
     }
-    let policy = Policy::new(limits.iter().cloned());
+    let policy = Policy::new(limits.iter().cloned()).and_then(|policy| policy.check_call().map(|()| policy));
     let policy = policy.map_err(|error| field_error("limits", &rule.limits.join(", "), error.to_string()))?;
     let is_drawn = |limit: &LimitName| cost.iter().any(|(name, _)| name == limit);
     if let Some(place) = policy.rules().iter().position(|limit| !is_drawn(limit.name())) {
@@ -373,6 +456,7 @@ fn draw_rule(rule: &RuleConfig, number: usize) -> Result<DrawRule, FieldError> {
         return Err(field_error(format!("limits[{place}]"), &rule.limits[place], why));
     }
     let (entity, resource) = templates;
+    let refund_within = rule.refund_within.as_deref().map(|text| refund_within(text, rule)).transpose()?;
     Ok(DrawRule {
         number,
         values: entity.values() + resource.values(),
@@ -381,7 +465,23 @@ fn draw_rule(rule: &RuleConfig, number: usize) -> Result<DrawRule, FieldError> {
         cost: cost.into(),
         limits: limits.into(),
         is_shadow: rule.shadow,
+        charge: rule.charge,
+        refund_within,
     })
+}
+
+fn refund_within(text: &str, rule: &RuleConfig) -> Result<Duration, FieldError> {
+    let field = "refund_within";
+    if rule.shadow {
+        return Err(field_error(field, text, "a shadow rule cannot have it"));
+    }
+    let span = duration::parse(text).map_err(|error| field_error(field, text, error.to_string()))?;
+    let (min, max) = REFUND_WITHIN;
+    if span < min || span > max {
+        let bounds = format!("it is outside {}..={}", duration::Exact(min), duration::Exact(max));
+        return Err(field_error(field, text, bounds));
+    }
+    Ok(span)
 }
 
 fn template(field: &str, text: &str, rule: &RuleConfig) -> Result<Template, FieldError> {

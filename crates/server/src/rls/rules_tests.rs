@@ -120,7 +120,7 @@ fn hits_multiply_rule_cost() {
     let rules = EnvoyRules::new(Unknown::Refuse, &rules).unwrap();
     let ask = |hits| match rules.resolve("", &descriptor(&[("user", "ada")]), hits) {
         RuleMatch::Draw(draw) => {
-            Ok((draw.cost.iter().map(|(_, units)| *units).collect::<Vec<_>>(), draw.is_query))
+            Ok((draw.cost.iter().map(|(_, units)| *units).collect::<Vec<_>>(), draw.is_query()))
         }
         other => Err(format!("{other:?}")),
     };
@@ -129,6 +129,56 @@ fn hits_multiply_rule_cost() {
     assert_eq!(ask(0), Ok((vec![2, 1 << 39], true)));
     assert!(ask(3).unwrap_err().contains("3 hits of 549755813888 `tokens` each are more than 1099511627776"));
     assert!(ask(u64::MAX).unwrap_err().contains("`requests`"));
+}
+
+#[test]
+fn charge_and_hits_decide_what_is_asked() {
+    use DrawAction::{Check, Draw, Query, Refund, Report};
+    let table = [
+        (Charge::Before, 0, false, Query, 3),
+        (Charge::Before, 2, false, Draw, 6),
+        (Charge::Before, 2, true, Refund, 6),
+        (Charge::After, 0, false, Check, 1),
+        (Charge::After, 2, false, Report, 6),
+        (Charge::After, 2, true, Refund, 6),
+    ];
+    for (charge, hits, is_negative_hits, action, units) in table {
+        let cost = [("tokens".to_owned(), 3)].into();
+        let rules = [RuleConfig { cost, charge, ..rule(&[("user", "*")], "{user}", "x") }];
+        let rules = EnvoyRules::new(Unknown::Refuse, &rules).unwrap();
+        let descriptor = RateLimitDescriptor { is_negative_hits, ..descriptor(&[("user", "ada")]) };
+        let RuleMatch::Draw(draw) = rules.resolve("", &descriptor, hits) else { panic!("it matches") };
+        assert_eq!((draw.action, &draw.cost[..]), (action, &[("tokens", units)][..]), "{charge:?} {hits}");
+    }
+}
+
+#[test]
+fn request_limit_counts_hits_beside_the_rule() {
+    let rules = EnvoyRules::new(Unknown::Refuse, &[rule(&[("user", "*")], "{user}", "x")]).unwrap();
+    let bring = |requests_per_unit, unit: RateLimitUnit| {
+        let limit = Some(RateLimitOverride { requests_per_unit, unit: unit.into() });
+        let descriptor = RateLimitDescriptor { limit, ..descriptor(&[("user", "ada")]) };
+        match rules.resolve("", &descriptor, 4) {
+            RuleMatch::Draw(draw) => {
+                assert_eq!(draw.cost, [("requests", 4), ("override", 4)]);
+                Ok(draw.limit.unwrap().check().unwrap().to_string())
+            }
+            RuleMatch::Invalid { why, .. } => Err(why),
+            other => panic!("{other:?}"),
+        }
+    };
+    for (unit, text) in [
+        (RateLimitUnit::Second, "override:7/s"),
+        (RateLimitUnit::Minute, "override:7/min"),
+        (RateLimitUnit::Hour, "override:7/h"),
+        (RateLimitUnit::Day, "override:7/day"),
+        (RateLimitUnit::Month, "override:7/30d"),
+        (RateLimitUnit::Year, "override:7/365d"),
+    ] {
+        assert_eq!(bring(7, unit).as_deref(), Ok(text));
+    }
+    assert!(bring(7, RateLimitUnit::Unknown).unwrap_err().contains("no unit"));
+    assert!(bring(0, RateLimitUnit::Day).unwrap_err().contains("no hits"));
 }
 
 #[test]
@@ -165,6 +215,10 @@ fn invalid_rule_error_names_field_value_and_reason() {
             "`limits` is `requests:5/min, requests:9/h`: the limit `requests` is defined twice",
         ),
         (
+            RuleConfig { limits: vec!["requests:5/min,across=both".to_owned()], ..user() },
+            "the limit `requests` is given with a call and cannot count across=both: put it in a policy",
+        ),
+        (
             RuleConfig { limits: vec!["requests:5/min".to_owned(), "tokens:100/min".to_owned()], ..user() },
             "`limits[1]` is `tokens:100/min`: `cost` does not contain this limit, but `requests`",
         ),
@@ -182,13 +236,46 @@ fn invalid_rule_error_names_field_value_and_reason() {
             "`unlimited` is `true`: an unlimited rule cannot have `shadow`",
         ),
     ];
-    for (wrong, sentence) in table {
-        let error = EnvoyRules::new(Unknown::Allow, &[user(), wrong]).unwrap_err().to_string();
-        assert!(error.starts_with("rule 2: ") && error.contains(sentence), "{error}");
-    }
+    check_errors(table);
     let many = vec![user(); RULES_MAX + 1];
     let error = EnvoyRules::new(Unknown::Allow, &many).unwrap_err();
     assert_eq!(error.to_string(), "1001 rules, more than 1000");
+}
+
+/// Asserts that each rule is refused with this sentence.
+fn check_errors<const COUNT: usize>(table: [(RuleConfig, &str); COUNT]) {
+    for (wrong, sentence) in table {
+        let rules = [rule(&[("user", "*")], "{user}", "shop"), wrong];
+        let error = EnvoyRules::new(Unknown::Allow, &rules).unwrap_err().to_string();
+        assert!(error.starts_with("rule 2: ") && error.contains(sentence), "{error}");
+    }
+}
+
+#[test]
+fn invalid_charge_and_refund_are_named() {
+    let user = || rule(&[("user", "*")], "{user}", "shop");
+    check_errors([
+        (
+            RuleConfig { cost: [("override".to_owned(), 1)].into(), ..user() },
+            "`cost.override` is `override`: this name is that of limits which requests bring",
+        ),
+        (
+            RuleConfig { refund_within: Some("soon".to_owned()), ..user() },
+            "`refund_within` is `soon`: `soon` is not a duration",
+        ),
+        (
+            RuleConfig { refund_within: Some("25h".to_owned()), ..user() },
+            "`refund_within` is `25h`: it is outside 1s..=1d",
+        ),
+        (
+            RuleConfig { refund_within: Some("1m".to_owned()), shadow: true, ..user() },
+            "`refund_within` is `1m`: a shadow rule cannot have it",
+        ),
+        (
+            RuleConfig { unlimited: true, charge: Charge::After, ..rule_of(&[("user", "*")]) },
+            "`unlimited` is `true`: an unlimited rule cannot have `charge`",
+        ),
+    ]);
 }
 
 #[test]

@@ -2,10 +2,10 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
-use axum::http::{Extensions, HeaderMap, Request, Response};
+use axum::http::{Extensions, HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use http_body_util::Either;
@@ -19,9 +19,11 @@ use super::Service;
 use super::decide::Decider;
 use super::grpc_frame::{MessageBody, encode_response, read_message};
 use super::refusal::status;
-use crate::auth::Caller;
+use crate::connections::Call;
+use crate::guarded_body::GuardedBody;
 use crate::io_timeout::within;
 use crate::refusal::Refusal;
+use crate::slots::Slot;
 use crate::state::State;
 
 /// The only method of the service.
@@ -35,33 +37,50 @@ pub(super) struct AuthenticatedService {
 }
 
 /// A response: one message, or any other body.
-pub(super) type GrpcResponse = Response<Either<MessageBody, Body>>;
+type PlainResponse = Response<Either<MessageBody, Body>>;
+/// A response whose call is in flight until it has been sent.
+pub(super) type GrpcResponse = Response<GuardedBody<Either<MessageBody, Body>, InFlight>>;
+
+/// What a call holds until its response has been sent, so that unread responses are bounded.
+#[derive(Debug)]
+pub(crate) struct InFlight {
+    #[expect(dead_code, reason = "held until it is dropped")]
+    pub(super) call: Option<Call>,
+    pub(super) slot: Option<Slot>,
+}
 
 impl AuthenticatedService {
     /// Responds to a call.
-    pub(super) async fn respond(&self, request: Box<Request<Incoming>>) -> GrpcResponse {
-        let response = AssertUnwindSafe(self.authorize(request)).catch_unwind().await;
+    pub(super) async fn respond(&self, request: Box<Request<Incoming>>, call: Call) -> GrpcResponse {
+        let mut in_flight = InFlight { call: Some(call), slot: None };
+        let response = AssertUnwindSafe(self.authorize(request, &mut in_flight.slot)).catch_unwind().await;
         // The panic message may quote the request: it is not logged.
-        response.unwrap_or_else(|_| panicked(&self.decider.state).map(Either::Right))
+        let response = response.unwrap_or_else(|_| panicked(&self.decider.state).map(Either::Right));
+        response.map(|body| GuardedBody::new(body, in_flight))
     }
 
     /// Forwards an authenticated call to the service.
-    async fn authorize(&self, request: Box<Request<Incoming>>) -> GrpcResponse {
+    async fn authorize(&self, request: Box<Request<Incoming>>, slot: &mut Option<Slot>) -> PlainResponse {
         let began = Instant::now();
         let decider = &*self.decider;
-        let (state, bounds) = (&decider.state, decider.state.bounds());
-        let Ok(_running) = decider.running.try_acquire() else {
-            state.meters().busy();
-            state.events().busy(bounds.requests_max);
-            return refused(decider, &Refusal::busy(bounds.requests_max));
-        };
-        if let Err(refusal) = authenticate(state, request.headers(), request.extensions()).await {
-            return refused(decider, &refusal);
+        match decider.admit(request.headers(), request.extensions()).await {
+            Ok(taken) => *slot = Some(taken),
+            Err(refusal) => {
+                decider.meters.refused();
+                return failed(status(&refusal));
+            }
         }
-        let Ok(response) = within(bounds.body_time, self.serve(request)).await else {
+        let timeout = match call_timeout(request.headers(), decider.state.bounds().body_time) {
+            Ok(timeout) => timeout,
+            Err(status) => {
+                decider.meters.failed();
+                return failed(status);
+            }
+        };
+        let Ok(response) = within(timeout, self.serve(request)).await else {
             decider.meters.failed();
-            let why = format!("the request was not received and decided within {:?}", bounds.body_time);
-            return Status::deadline_exceeded(why).into_http().map(Either::Right);
+            let why = format!("the request was not received and decided within {timeout:?}");
+            return failed(Status::deadline_exceeded(why));
         };
         // This includes tonic's errors for invalid messages.
         let is_decided = matches!(response.body(), Either::Left(_));
@@ -73,7 +92,7 @@ impl AuthenticatedService {
     }
 
     /// Serves a call, bypassing tonic for plain messages.
-    async fn serve(&self, request: Box<Request<Incoming>>) -> GrpcResponse {
+    async fn serve(&self, request: Box<Request<Incoming>>) -> PlainResponse {
         if request.uri().path() != SHOULD_RATE_LIMIT {
             return self.serve_with_tonic(*request).await;
         }
@@ -88,7 +107,7 @@ impl AuthenticatedService {
     }
 
     /// Boxed because it is rare: every call would reserve space for it.
-    fn serve_with_tonic<B>(&self, request: Request<B>) -> BoxFuture<'static, GrpcResponse>
+    fn serve_with_tonic<B>(&self, request: Request<B>) -> BoxFuture<'static, PlainResponse>
     where
         B: hyper::body::Body<Data = Bytes, Error = hyper::Error> + Send + 'static,
     {
@@ -100,22 +119,54 @@ impl AuthenticatedService {
     }
 }
 
-fn failed(status: Status) -> GrpcResponse {
+impl Decider {
+    /// Authenticates a call by the token in its metadata or its certificate, as over HTTP, and takes a slot.
+    async fn admit(&self, metadata: &HeaderMap, extensions: &Extensions) -> Result<Slot, Refusal> {
+        let caller = self.state.authenticate(metadata, extensions, TokenScope::Acquire).await?;
+        let slot = self.running.take(caller.token());
+        slot.map_err(|at| self.state.busy(at, self.running.max(), caller.token()))
+    }
+}
+
+/// A failed call: one frame of headers with its status, which ends the stream.
+pub(super) fn failed(status: Status) -> PlainResponse {
     status.into_http().map(Either::Right)
 }
 
-/// Authenticates a call by the token in its metadata or its certificate, as over HTTP.
-async fn authenticate(
-    state: &State,
-    metadata: &HeaderMap,
-    extensions: &Extensions,
-) -> Result<Caller, Refusal> {
-    state.authenticate(metadata, extensions, TokenScope::Acquire).await
+/// A response of plain HTTP to a request that is not gRPC.
+pub(super) fn respond_status(status: StatusCode, call: Call) -> GrpcResponse {
+    let in_flight = InFlight { call: Some(call), slot: None };
+    let mut response = Response::new(GuardedBody::new(Either::Right(Body::empty()), in_flight));
+    *response.status_mut() = status;
+    response
 }
 
-fn refused(decider: &Decider, refusal: &Refusal) -> GrpcResponse {
-    decider.meters.refused();
-    failed(status(refusal))
+/// Whether the content type is `application/grpc`, with or without a format or parameters.
+pub(super) fn is_grpc(headers: &HeaderMap) -> bool {
+    let kind = headers.get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
+    kind.strip_prefix(b"application/grpc")
+        .is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';')))
+}
+
+/// Returns the timeout that the caller set, at most `max`.
+fn call_timeout(headers: &HeaderMap, max: Duration) -> Result<Duration, Status> {
+    let Some(value) = headers.get("grpc-timeout") else { return Ok(max) };
+    let parsed = value.to_str().ok().and_then(|text| {
+        let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+        let is_count = (1..=8).contains(&digits.len()) && digits.bytes().all(|digit| digit.is_ascii_digit());
+        let count: u64 = digits.parse().ok().filter(|_| is_count)?;
+        Some(match unit {
+            "H" => Duration::from_secs(count * 3_600),
+            "M" => Duration::from_secs(count * 60),
+            "S" => Duration::from_secs(count),
+            "m" => Duration::from_millis(count),
+            "u" => Duration::from_micros(count),
+            "n" => Duration::from_nanos(count),
+            _ => return None,
+        })
+    });
+    let why = || format!("grpc-timeout {value:?}, which is not 1 to 8 digits and one of H, M, S, m, u and n");
+    parsed.map(|timeout| timeout.min(max)).ok_or_else(|| Status::invalid_argument(why()))
 }
 
 /// The response to a call that panicked.

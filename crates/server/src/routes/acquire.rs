@@ -108,7 +108,14 @@ async fn draw(state: &State, caller: &Caller, body: Acquire) -> Result<(Granted,
     let request = request(state, caller, subject, &cost, body.id.as_ref()).limits(limits).deadline(deadline);
     let began = Instant::now();
     let (lease, what) = match within {
-        Some(within) => (request.acquire_within(within).await, Decision::AcquireWithin),
+        Some(within) => {
+            let lease = tokio::select! {
+                biased;
+                lease = request.acquire_within(within) => lease,
+                () = state.until_revoked(caller) => return Err(Refusal::bad_token("the token was revoked")),
+            };
+            (lease, Decision::AcquireWithin)
+        }
         None => (request.try_acquire().await, Decision::Acquire),
     };
     state.meters().decided(what, began.elapsed());

@@ -1,11 +1,13 @@
-//! Handlers of the read-only limit routes: balances, capacity and explain.
+//! Handlers of the routes of limits' states: balances, capacity and explain, and the repair of a bucket.
 
 use axum::extract::State as With;
-use tidegate::{LimitLine, LimitName, Would as CoreForecast};
+use tidegate::{InvalidLimitKey, LimitKey, LimitLine, Would as CoreForecast};
 use tidegate_client::{
-    Ask, BalanceQuery, Balances, Capacities, Capacity, CapacityQuery, Explanation, Forecast, LimitState,
+    Ask, BalanceQuery, Balances, BucketWritten, Capacities, Capacity, CapacityQuery, Explanation, Forecast,
+    LimitState, PutBucket,
 };
 
+use crate::auth::Caller;
 use crate::codec::{JsonBody, OkJson, QueryParams};
 use crate::refusal::Refusal;
 use crate::state::State;
@@ -45,7 +47,7 @@ pub(super) async fn capacity(
         return Err(Refusal::invalid("resource", "missing: specify `?resource=NAME`"));
     };
     let sums = state.within(state.limiter().capacity(resource.0.as_str())).await??;
-    let limit = |(limit, sum): (LimitName, tidegate::Capacity)| Capacity {
+    let limit = |(limit, sum): (LimitKey, tidegate::Capacity)| Capacity {
         limit: limit.to_string(),
         buckets: sum.buckets,
         burst: sum.burst,
@@ -83,6 +85,24 @@ pub(super) async fn explain(
         on_expiry_source: explained.on_expiry.1.to_string(),
         version: explained.version.number(),
     }))
+}
+
+/// Sets the units available in one bucket, after a wrong settlement put it into debt. Audited.
+#[utoipa::path(put, path = "/v1/bucket", request_body = PutBucket, responses(
+    (status = 200, description = "The bucket is set.", body = BucketWritten),
+))]
+pub(super) async fn put_bucket(
+    With(state): With<State>,
+    caller: Caller,
+    JsonBody(put): JsonBody<PutBucket>,
+) -> Result<OkJson<BucketWritten>, Refusal> {
+    let limit: LimitKey =
+        put.limit.parse().map_err(|error: InvalidLimitKey| Refusal::invalid("limit", error.to_string()))?;
+    let admin = state.limiter().admin(caller.actor());
+    let subject = (put.entity.0.as_str(), put.resource.0.as_str());
+    let set = state.within(admin.set_bucket(subject, &limit, put.units)).await??;
+    let version = state.changed(set.version, caller.actor()).version;
+    Ok(OkJson(BucketWritten { version, limit: LimitState::new(&set.value, None) }))
 }
 
 fn lines(lines: &[LimitLine]) -> Vec<LimitState> {

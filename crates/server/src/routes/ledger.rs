@@ -13,7 +13,7 @@ use crate::codec::{OkJson, QueryParams};
 use crate::refusal::Refusal;
 use crate::state::State;
 
-/// Lists the usage of an entity or a resource, by subject, then limit, then window.
+/// Lists the usage of an entity, a resource or of limits across all resources, by subject, then limit, then window.
 #[utoipa::path(get, path = "/v1/usage", params(UsageQuery), responses(
     (status = 200, description = "A page of usage.", body = UsagePage),
 ))]
@@ -27,7 +27,7 @@ pub(super) async fn usage(
     Ok(OkJson(UsagePage { items, next: page.next.map(|next| next.as_str().to_owned()) }))
 }
 
-/// Returns usage summed by limit name.
+/// Returns usage summed by limit.
 #[utoipa::path(get, path = "/v1/usage/summary", params(UsageQuery), responses(
     (status = 200, description = "The sums.", body = UsageSummary),
 ))]
@@ -71,10 +71,11 @@ pub(super) async fn audit(
 }
 
 fn usage_query(query: &UsageQuery) -> Result<StoreUsageQuery, Refusal> {
-    let of = match (&query.entity, &query.resource) {
-        (Some(entity), None) => UsageOf::Entity(entity.0.clone()),
-        (None, Some(resource)) => UsageOf::Resource(resource.0.clone()),
-        _ => return Err(Refusal::invalid("entity", "specify either `entity` or `resource`")),
+    let of = match (&query.entity, &query.resource, query.system) {
+        (Some(entity), None, false) => UsageOf::Entity(entity.0.clone()),
+        (None, Some(resource), false) => UsageOf::Resource(resource.0.clone()),
+        (None, None, true) => UsageOf::all_resources(),
+        _ => return Err(Refusal::invalid("entity", "specify one of `entity`, `resource` and `system`")),
     };
     let range = range(query.from.clone(), query.to.clone());
     Ok(StoreUsageQuery { of, window: query.window.into(), range })

@@ -10,6 +10,7 @@ mod ledger;
 mod policy;
 mod status;
 mod token;
+mod upstream;
 mod watch;
 
 use std::sync::Arc;
@@ -51,6 +52,14 @@ pub struct RouteInfo {
     pub access: Access,
 }
 
+impl RouteInfo {
+    /// Whether operators need the route while callers use all slots: to change something, or to see the state
+    /// of the server.
+    pub(crate) fn has_reserve(&self) -> bool {
+        self.access == ADMIN || ["/metrics", "/v1/snapshot", "/v1/status"].contains(&self.path)
+    }
+}
+
 struct Route {
     info: RouteInfo,
     filter: MethodFilter,
@@ -90,9 +99,13 @@ fn table() -> Vec<Route> {
         route!(POST "/v1/leases/{lease}/renew", ACQUIRE, lease::renew),
         route!(POST "/v1/leases/{lease}/settle", ACQUIRE, lease::settle),
         route!(POST "/v1/leases/{lease}/cancel", ACQUIRE, lease::cancel),
+        route!(GET "/v1/upstreams", READ, upstream::list),
+        route!(POST "/v1/upstreams/{upstream}/acquire", ACQUIRE, upstream::acquire),
+        route!(POST "/v1/permits/{permit}/settle", ACQUIRE, upstream::settle),
         route!(GET "/v1/balances", READ, inspect::balances),
         route!(GET "/v1/capacity", READ, inspect::capacity),
         route!(POST "/v1/explain", READ, inspect::explain),
+        route!(PUT "/v1/bucket", ADMIN, inspect::put_bucket),
         route!(GET "/v1/entities", READ, entity::list),
         route!(GET "/v1/entities/{entity}", READ, entity::get),
         route!(PUT "/v1/entities/{entity}", ADMIN, entity::put),

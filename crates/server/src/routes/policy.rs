@@ -51,7 +51,7 @@ pub(super) async fn get(
     if query.expect.is_some() {
         return Err(Refusal::invalid("expect", "`expect` is only allowed in writes"));
     }
-    let scope = [Scope::from(query)];
+    let scope = [scope_of(query)?];
     let written = state.query(state.store().read(&scope)).await?;
     let [scope] = scope;
     match written.policies.into_iter().next().flatten() {
@@ -74,17 +74,14 @@ pub(super) async fn put(
     if query.expect.is_some() {
         return Err(Refusal::invalid("expect", "`expect` belongs in the body of this request"));
     }
-    let policy =
-        Policy::try_from(put.policy).map_err(|error| Refusal::invalid("policy", error.to_string()))?;
-    change(
-        &state,
-        &caller,
-        vec![PolicyChange { scope: query.into(), expect: put.expect.into(), policy: Some(policy) }],
-    )
-    .await
+    let (scope, expect) = (scope_of(query)?, put.expect.into());
+    let policy = Policy::try_from(put.policy).and_then(|policy| policy.check_scope(&scope).map(|()| policy));
+    let policy = policy.map_err(|error| Refusal::invalid("policy", error.to_string()))?;
+    change(&state, &caller, vec![PolicyChange { scope, expect, policy: Some(policy) }]).await
 }
 
-/// Removes the policy at a scope. Removing a missing policy succeeds unless the write is conditional.
+/// Removes the policy at a scope, which must be named: `system=true` names the system policy. Removing a missing
+/// policy succeeds unless the write is conditional.
 #[utoipa::path(delete, path = "/v1/policy", params(ScopeQuery), responses(
     (status = 200, description = "Removed.", body = Written),
     (status = 409, description = "The expected state does not match.", body = Problem),
@@ -95,7 +92,11 @@ pub(super) async fn delete(
     QueryParams(query): QueryParams<ScopeQuery>,
 ) -> Result<OkJson<Written>, Refusal> {
     let expect = query.expect.unwrap_or_default().into();
-    change(&state, &caller, vec![PolicyChange { scope: query.into(), expect, policy: None }]).await
+    if query.system != Some(true) && query.entity.is_none() && query.resource.is_none() {
+        let detail = "no scope: pass `entity`, `resource` or both, or `system=true` for the system policy";
+        return Err(Refusal::invalid("system", detail));
+    }
+    change(&state, &caller, vec![PolicyChange { scope: scope_of(query)?, expect, policy: None }]).await
 }
 
 /// Compares the stored policies with a declaration and returns the changes that it needs. Nothing is changed:
@@ -114,7 +115,9 @@ pub(super) async fn plan(
         let invalid = |error: tidegate::InvalidPolicy| {
             Refusal::invalid(format!("policies[{number}].policy"), error.to_string())
         };
-        declared.push(policy.check().map_err(invalid)?);
+        let (scope, policy) = policy.check().map_err(invalid)?;
+        policy.check_scope(&scope).map_err(invalid)?;
+        declared.push((scope, policy));
     }
     let extra = if declaration.prune { Undeclared::Prune } else { Undeclared::Keep };
     let admin = state.limiter().admin(caller.actor());
@@ -136,6 +139,10 @@ pub(super) async fn apply(
     for (number, wire) in apply.changes.into_iter().enumerate() {
         let (scope, expect) = (wire.scope(), wire.expect.into());
         let policy = wire.policy.map(Policy::try_from).transpose();
+        let policy = policy.and_then(|policy| match policy {
+            Some(policy) => policy.check_scope(&scope).map(|()| Some(policy)),
+            None => Ok(None),
+        });
         let invalid = |error: tidegate::InvalidPolicy| {
             Refusal::invalid(format!("changes[{number}].policy"), error.to_string())
         };
@@ -146,6 +153,18 @@ pub(super) async fn apply(
         return Ok(OkJson(Written { version: version.number() }));
     }
     change(&state, &caller, changes).await
+}
+
+/// Returns the scope that a query names.
+fn scope_of(query: ScopeQuery) -> Result<Scope, Refusal> {
+    let is_system = query.entity.is_none() && query.resource.is_none();
+    match query.system {
+        Some(system) if system != is_system => {
+            let detail = format!("`system={system}` contradicts `entity` and `resource`");
+            Err(Refusal::invalid("system", detail))
+        }
+        _ => Ok(query.into()),
+    }
 }
 
 async fn change(

@@ -49,6 +49,8 @@ pub(super) async fn create(
     };
     let secret = Secret::generate(&new.id);
     let made = state.query(state.store().create_token(&new, secret.hash(), &caller.actor())).await?;
+    // The id may be cached as unknown.
+    state.token_cache().invalidate(&new.id);
     let Written { version } = state.changed(made.version, caller.actor());
     let created =
         CreatedToken { token: Token::from(&made.value), version, secret: secret.reveal().to_owned() };
@@ -76,6 +78,7 @@ pub(super) async fn revoke(
     }
     let expect = query.expect.unwrap_or_default().into();
     let version = state.query(state.store().revoke_token(&id.0, expect, &caller.actor())).await?;
+    state.revoked(&id.0);
     Ok(OkJson(state.changed(version, caller.actor())))
 }
 

@@ -1,6 +1,7 @@
 //! Handlers of the snapshot and the event stream.
 
 use std::convert::Infallible;
+use std::pin::pin;
 use std::time::Duration;
 
 use axum::extract::State as With;
@@ -92,10 +93,12 @@ async fn forward_events(
     to: mpsc::Sender<sse::Event>,
 ) {
     let mut checks = interval(state.bounds().alive_every.max(Duration::from_millis(1)));
+    let mut revoked = pin!(state.until_revoked(&caller));
     loop {
         let event = tokio::select! {
             biased;
             () = to.closed() => return,
+            () = &mut revoked => return,
             _ = checks.tick() => {
                 if state.is_still_valid(&caller).await {
                     continue;

@@ -106,7 +106,7 @@ impl TlsOptions {
     /// Reads the files.
     pub(super) fn read(&self) -> (FileContents, FileContents, Option<FileContents>) {
         let ca = self.client_ca.as_ref().map(|file| pem::read("client CA", file));
-        (pem::read("certificate", &self.cert), pem::read("key", &self.key), ca)
+        (pem::read("certificate", &self.cert), pem::read_key(&self.key), ca)
     }
 }
 

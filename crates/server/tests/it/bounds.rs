@@ -46,6 +46,12 @@ async fn invalid_bodies_are_reported_as_problems() {
     sent(json, good[..20].to_owned()).await.is_problem(400, "not-json", "");
     sent(json, format!("{good} x")).await.is_problem(400, "not-json", "");
     sent(json, "[".repeat(900)).await.is_problem(422, "invalid", "");
+    for (encoding, status) in [("gzip", 415), ("br", 415), ("Identity", 200)] {
+        let request =
+            kit.request("POST", "/v1/acquire").bearer_auth(&kit.token).header("content-encoding", encoding);
+        let answer = send(request.header("content-type", "application/json").body(good)).await;
+        assert_eq!(answer.status, status, "{encoding}: {}", answer.text);
+    }
     let large = sent(json, format!("\"{}\"", "x".repeat(1_000))).await;
     large.is_problem(413, "large-body", "");
     assert!(large.text.contains("more than 1000 bytes"), "{}", large.text);

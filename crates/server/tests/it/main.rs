@@ -15,6 +15,7 @@ mod openapi;
 mod outage;
 #[cfg(feature = "envoy")]
 mod rls;
+mod rls_after;
 #[cfg(feature = "envoy")]
 mod rls_bounds;
 #[cfg(feature = "envoy")]
@@ -27,6 +28,8 @@ mod rls_services;
 mod rls_tls;
 mod security;
 mod slow;
+mod starvation;
 mod tls;
 mod tls_sessions;
 mod tokens;
+mod upstreams;

@@ -94,7 +94,7 @@ async fn descriptor_hits_override_request_hits() {
         }],
         ..request(&[])
     };
-    assert_eq!(rls.call(back).await.unwrap_err().code(), Code::Unimplemented);
+    assert_eq!(rls.call(back).await.unwrap_err().code(), Code::FailedPrecondition);
 }
 
 #[tokio::test]

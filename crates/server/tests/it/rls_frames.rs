@@ -1,6 +1,8 @@
 //! Tests of gRPC framing: a message gets the same response in one frame or several, and each malformed
 //! message its status.
 
+use std::time::Duration;
+
 use axum::http::{HeaderMap, Method, Request, StatusCode};
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code::Ok as Under;
@@ -8,12 +10,17 @@ use h2::client::{ResponseFuture, SendRequest};
 use h2::{RecvStream, SendStream};
 use prost::Message as _;
 use prost::bytes::{BufMut as _, Bytes, BytesMut};
+use tidegate::store::ManualWall;
+use tidegate::{Limiter, Memory};
+use tidegate_server::ShutdownOutcome;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tonic::Code;
+use tonic_health::pb::HealthCheckRequest;
 
 use crate::kit::codec::{Value, json};
-use crate::kit::frozen::{Frozen, ends_after};
-use crate::kit::soon;
+use crate::kit::frozen::{Frozen, advance_until, ends_after};
+use crate::kit::{NOW, bounds, soon};
 use crate::rls_kit::{Rls, request};
 
 const PATH: &str = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
@@ -46,9 +53,13 @@ struct RawClient {
 
 impl RawClient {
     async fn new(rls: &Rls) -> Self {
+        Self::with(rls, &h2::client::Builder::new()).await
+    }
+
+    async fn with(rls: &Rls, options: &h2::client::Builder) -> Self {
         let at = rls.kit.envoy.expect("it answers Envoy");
         let stream = TcpStream::connect(at).await.expect("connects");
-        let (calls, connection) = h2::client::handshake(stream).await.expect("it speaks HTTP/2");
+        let (calls, connection) = options.handshake(stream).await.expect("it speaks HTTP/2");
         tokio::spawn(connection);
         Self { calls, authorization: format!("Bearer {}", rls.kit.token), at: format!("http://{at}") }
     }
@@ -245,4 +256,168 @@ async fn message_that_never_arrives_times_out() {
         assert_eq!(ends_after(body_time, RawResponse::of(answer)).await.code(), Code::DeadlineExceeded);
     }
     assert_eq!(rls.left("ada", "requests").await, 5);
+}
+
+/// A failed call has only headers, which must end the stream: grpcio reported UNKNOWN otherwise.
+#[tokio::test]
+async fn failed_calls_end_with_their_headers() {
+    let rls = Rls::new(config()).await;
+    let client = RawClient::new(&rls).await;
+    let unknown = HealthCheckRequest { service: "unknown".to_owned() }.encode_to_vec();
+    let table = [
+        ("grpc.health.v1.Health/Check", framed(0, unknown.len(), &unknown), Code::NotFound),
+        ("grpc.health.v1.Health/Unknown", Bytes::new(), Code::Unimplemented),
+        ("grpc.reflection.v1.ServerReflection/Unknown", Bytes::new(), Code::Unimplemented),
+        ("no.such.Service/Method", Bytes::new(), Code::Unimplemented),
+        ("envoy.service.ratelimit.v3.RateLimitService/Unknown", hit("ada"), Code::Unimplemented),
+        (PATH, framed(0, 9, b"xy"), Code::Internal),
+    ];
+    for (path, message, code) in table {
+        let (answer, mut body) = client.call(path, None).await;
+        body.send_data(message, true).unwrap();
+        let answer = soon("an answer", answer).await.unwrap();
+        assert_eq!(Code::from_bytes(answer.headers()["grpc-status"].as_bytes()), code, "{path}");
+        assert!(answer.body().is_end_stream(), "{path}");
+    }
+    let anonymous = RawClient { authorization: String::new(), ..client };
+    let (answer, _body) = anonymous.call(PATH, None).await;
+    let answer = soon("an answer", answer).await.unwrap();
+    assert!(answer.body().is_end_stream() && answer.headers()["grpc-status"] == "16");
+}
+
+#[tokio::test]
+async fn other_content_types_are_rejected() {
+    let rls = Rls::new(config()).await;
+    let client = RawClient::new(&rls).await;
+    for (kind, status) in [
+        (None, StatusCode::UNSUPPORTED_MEDIA_TYPE),
+        (Some("application/json"), StatusCode::UNSUPPORTED_MEDIA_TYPE),
+        (Some("application/grpc-web"), StatusCode::UNSUPPORTED_MEDIA_TYPE),
+        (Some("application/grpc+proto"), StatusCode::OK),
+        (Some("application/grpc; x=y"), StatusCode::OK),
+    ] {
+        let head =
+            Request::post(format!("{}/{PATH}", client.at)).header("authorization", &client.authorization);
+        let head = kind.into_iter().fold(head, |head, kind| head.header("content-type", kind));
+        let mut calls = client.calls.clone().ready().await.unwrap();
+        let (answer, mut body) = calls.send_request(head.body(()).unwrap(), false).unwrap();
+        body.send_data(hit("ada"), true).unwrap();
+        assert_eq!(soon("an answer", answer).await.unwrap().status(), status, "{kind:?}");
+    }
+}
+
+#[tokio::test]
+async fn grpc_timeout_of_caller_is_honoured() {
+    let rls = Rls::new(config()).await;
+    let client = RawClient::new(&rls).await;
+    let call = async |timeout: &str| {
+        let head = Request::post(format!("{}/{PATH}", client.at))
+            .header("content-type", "application/grpc")
+            .header("authorization", &client.authorization)
+            .header("grpc-timeout", timeout);
+        let mut calls = client.calls.clone().ready().await.unwrap();
+        // The message never arrives.
+        calls.send_request(head.body(()).unwrap(), false).unwrap()
+    };
+    let _frozen = Frozen::new();
+    for (timeout, span) in [
+        ("250m", Duration::from_millis(250)),
+        ("2S", Duration::from_secs(2)),
+        ("99999999H", rls.kit.state.bounds().body_time),
+    ] {
+        let (answer, _body) = call(timeout).await;
+        assert_eq!(client.answer(&[hit("bob")]).await.message().overall_code(), Under);
+        assert_eq!(
+            ends_after(span, RawResponse::of(answer)).await.code(),
+            Code::DeadlineExceeded,
+            "{timeout}"
+        );
+    }
+    for timeout in ["", "5", "S", "123456789S", "-1S", "1.5S", "5s"] {
+        let (answer, _body) = call(timeout).await;
+        assert_eq!(RawResponse::of(answer).await.code(), Code::InvalidArgument, "{timeout:?}");
+    }
+}
+
+/// Responses that the peer did not take were kept without a bound: 7 KB each, for as long as it liked.
+#[tokio::test]
+async fn unread_responses_are_bounded() {
+    let clock = ManualWall::new(NOW);
+    let limiter = Limiter::new(Memory::with_clock(clock.clone()));
+    let limits = bounds(|bounds| bounds.requests_max = 16);
+    let rls = Rls::over(limiter, clock, limits, config()).await;
+    // Its window has no space for a response.
+    let client = RawClient::with(&rls, h2::client::Builder::new().initial_window_size(0)).await;
+    let mut unread = Vec::new();
+    for number in 0..16 {
+        let (answer, mut body) = client.call(PATH, None).await;
+        body.send_data(hit(&format!("user-{number}")), true).unwrap();
+        let answer = soon("an answer", answer).await.unwrap();
+        if let Some(status) = answer.headers().get("grpc-status") {
+            assert_eq!((status.as_bytes(), number), (&b"14"[..], 8), "a token holds half of the slots");
+            break;
+        }
+        unread.push(answer);
+    }
+    assert_eq!(unread.len(), 8);
+    let _frozen = Frozen::new();
+    let closed = async {
+        while client.calls.clone().ready().await.is_ok() {
+            tokio::task::yield_now().await;
+        }
+    };
+    let ((), took) = advance_until(Duration::from_secs(1), closed).await;
+    let body_time = rls.kit.state.bounds().body_time;
+    assert!(took >= 2 * body_time, "{took:?}");
+    let reason = "{listener=\"envoy\",reason=\"stalled\"}";
+    assert_eq!(rls.counted(&format!("tidegate_connections_closed_total{reason}")).await, 1);
+    let client = RawClient::new(&rls).await;
+    assert_eq!(client.answer(&[hit("ada")]).await.message().overall_code(), Under);
+}
+
+/// PING, SETTINGS and PRIORITY frames kept a core busy for as long as the peer sent them.
+#[tokio::test]
+async fn control_frame_flood_is_closed() {
+    let rls = Rls::new(config()).await;
+    let ping: &[u8] = &[0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];
+    let settings: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
+    let priority: &[u8] = &[0, 0, 5, 2, 0, 0, 0, 0, 1, 0, 0, 0, 0, 10];
+    for frame in [ping, settings, priority] {
+        let mut stream = TcpStream::connect(rls.kit.envoy.unwrap()).await.unwrap();
+        stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+        stream.write_all(settings).await.unwrap();
+        let (mut reads, mut writes) = stream.split();
+        let flood = frame.repeat(1_000);
+        let sends = async { while writes.write_all(&flood).await.is_ok() {} };
+        let mut answer = [0; 4_096];
+        let receives = async { while reads.read(&mut answer).await.is_ok_and(|read| read > 0) {} };
+        soon("the end of the connection", async { tokio::join!(sends, receives) }).await;
+    }
+    let reason = "{listener=\"envoy\",reason=\"flooded\"}";
+    assert_eq!(rls.counted(&format!("tidegate_connections_closed_total{reason}")).await, 3);
+}
+
+/// A silent connection, an idle one that answers nothing, and an unread watch: the server took as long
+/// as its drain time.
+#[tokio::test]
+async fn unresponsive_peers_do_not_delay_shutdown() {
+    let rls = Rls::new(config()).await;
+    let addr = rls.kit.envoy.unwrap();
+    let _silent = TcpStream::connect(addr).await.unwrap();
+    let mut idle = TcpStream::connect(addr).await.unwrap();
+    idle.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    let mut half_a_head = TcpStream::connect(rls.kit.addr).await.unwrap();
+    half_a_head.write_all(b"GET / HTTP/1.1\r\nhost: x").await.unwrap();
+    let client = RawClient::with(&rls, h2::client::Builder::new().initial_window_size(0)).await;
+    let (watch, mut body) = client.call("grpc.health.v1.Health/Watch", None).await;
+    body.send_data(framed(0, 0, b""), true).unwrap();
+    let _watch = soon("an answer", watch).await.unwrap();
+    let drain_time = rls.kit.state.bounds().drain_time;
+    let _frozen = Frozen::new();
+    rls.kit.stopper.stop();
+    let Rls { kit, channel } = rls;
+    drop(channel);
+    let (stopped, took) = advance_until(Duration::from_millis(100), kit.stopped()).await;
+    assert_eq!(stopped, ShutdownOutcome::Drained);
+    assert!(took < drain_time / 3, "{took:?}");
 }

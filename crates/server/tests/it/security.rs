@@ -37,8 +37,12 @@ async fn every_route_rejects_invalid_tokens() {
     ];
     let mut guarded = 0;
     for route in routes() {
-        let path =
-            route.path.replace("{lease}", &"0".repeat(64)).replace("{entity}", "e").replace("{token}", "t");
+        let path = route
+            .path
+            .replace("{lease}", &"0".repeat(64))
+            .replace("{permit}", &"0".repeat(64))
+            .replace("{entity}", "e")
+            .replace("{token}", "t");
         let Access::Scope(needed) = route.access else {
             let answer = send(kit.request(route.method.as_str(), &path)).await;
             assert!(answer.status < 300, "{} {path}: {}", route.method, answer.text);
@@ -72,7 +76,7 @@ async fn every_route_rejects_invalid_tokens() {
             answer.text
         );
     }
-    assert!(guarded >= 31, "{guarded} routes need a token");
+    assert!(guarded >= 34, "{guarded} routes need a token");
 
     // Expired tokens are rejected.
     kit.clock.set(Stamp::from_secs(4_000_000_000));
@@ -111,6 +115,9 @@ fn every_route_requires_expected_scope() {
         let needed = match method {
             _ if open.contains(&path) => Access::Public,
             _ if draws.contains(&path) || path.starts_with("/v1/leases/") => Access::Scope(Acquire),
+            "POST" if path.starts_with("/v1/upstreams/") || path.starts_with("/v1/permits/") => {
+                Access::Scope(Acquire)
+            }
             _ if path.starts_with("/v1/tokens") => Access::Scope(Admin),
             _ if looks.contains(&path) => Access::Scope(Read),
             "GET" => Access::Scope(Read),

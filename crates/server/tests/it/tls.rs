@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -411,4 +412,18 @@ async fn shutdown_finishes_requests_but_not_handshakes() {
     // The limiter is closed by then, which is a valid response.
     assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("/problems/stopping"), "{answer}");
     assert_eq!(soon("the stop", secure.running).await.unwrap(), ShutdownOutcome::Drained);
+}
+
+#[test]
+fn key_that_every_user_can_read_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (cert, key) = Authority::new("ca").server().write(folder.path(), "server");
+    for (mode, is_good) in [(0o600, true), (0o400, true), (0o640, true), (0o644, false), (0o604, false)] {
+        fs::set_permissions(&key, fs::Permissions::from_mode(mode)).unwrap();
+        let loaded = TlsOptions::new(&cert, &key).load();
+        assert_eq!(loaded.is_ok(), is_good, "{mode:o}");
+        if let Err(error) = loaded {
+            assert!(error.to_string().contains("every user can read it (mode 06"), "{error}");
+        }
+    }
 }

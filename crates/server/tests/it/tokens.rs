@@ -28,11 +28,13 @@ async fn token_cannot_revoke_itself() {
 async fn every_change_is_audited_with_version_and_actor() {
     let kit = Kit::new().await;
     let policy = json!({"policy": {"limits": ["rpm:5/min"]}});
+    let bucket = json!({"entity": "acme", "resource": "gpt-4", "limit": "rpm", "units": 3});
     let apply = json!({"changes": [{"entity": "acme", "policy": {"limits": ["tpm:7/s"]}}]});
-    let changes: [(&str, &str, Option<Value>, &str); 7] = [
+    let changes: [(&str, &str, Option<Value>, &str); 8] = [
         ("PUT", "/v1/entities/acme", Some(json!({})), "acme"),
         ("PUT", "/v1/policy?resource=gpt-4", Some(policy), "$RESOURCE:gpt-4"),
         ("POST", "/v1/apply", Some(apply), "acme"),
+        ("PUT", "/v1/bucket", Some(bucket), "acme"),
         ("DELETE", "/v1/policy?resource=gpt-4", None, "$RESOURCE:gpt-4"),
         ("POST", "/v1/tokens", Some(json!({"id": "ci", "scopes": "read"})), "$TOKEN:ci"),
         ("DELETE", "/v1/tokens/ci", None, "$TOKEN:ci"),
@@ -62,4 +64,16 @@ async fn every_change_is_audited_with_version_and_actor() {
     let before = kit.get("/v1/audit?max=1000").await.text;
     send(kit.request("DELETE", "/v1/policy")).await.is_problem(401, "no-token", "");
     assert_eq!(kit.get("/v1/audit?max=1000").await.text, before);
+}
+
+/// Without a scope the request removed the limits of the whole system.
+#[tokio::test]
+async fn system_policy_is_removed_only_by_name() {
+    let kit = Kit::new().await;
+    kit.ask("DELETE", "/v1/policy", None).await.is_problem(422, "invalid", "system");
+    kit.ask("DELETE", "/v1/policy?system=false", None).await.is_problem(422, "invalid", "system");
+    kit.ask("DELETE", "/v1/policy?system=true&resource=b", None).await.is_problem(422, "invalid", "system");
+    assert_eq!(kit.get("/v1/policy?system=true").await.status, 200, "nothing was removed");
+    assert_eq!(kit.ask("DELETE", "/v1/policy?system=true", None).await.status, 200);
+    kit.get("/v1/policy").await.is_problem(404, "no-policy", "");
 }

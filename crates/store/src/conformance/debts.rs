@@ -4,14 +4,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::limit::cascade::{BUCKETS_MAX, Levels};
-use tidegate_core::limit::name::Subject;
-use tidegate_core::limit::policy::OnExpiry;
+use tidegate_core::limit::name::{Across, Subject};
+use tidegate_core::limit::policy::{Expect, OnExpiry, Policy, Scope, Version};
+use tidegate_core::limit::resolve::{resolve, scopes};
 use tidegate_core::limit::rule::Limit;
+use tidegate_core::limit::usage::{Usage, Window};
 
 use super::Fixture;
-use super::kit::{all_of, entity_id, levels, levels_of, millis, on, own, reading, resource, slow, subject};
-use super::ledger::used_by;
-use crate::{LeaseStatus, Lookup, StoreError, Terms};
+use super::kit::{
+    ACTOR, all_of, entity_id, levels, levels_of, millis, on, own, reading, resource, slow, subject,
+};
+use super::ledger::{usage, used_by};
+use crate::{LeaseStatus, Lookup, PolicyChange, StoreError, Terms, UsageOf};
 
 /// One entity whose limit `tpm` holds 100 units and goes no more than 50 into debt.
 fn bounded() -> Arc<Levels> {
@@ -151,6 +155,7 @@ pub async fn bounded_debt_is_paid_by_the_refill(fixture: Fixture) {
 /// Pools are ordinary buckets: drawn together with the subject's own, all or nothing, and shared by all draws
 /// that name them.
 pub async fn pools_are_shared_by_all_who_name_them(fixture: Fixture) {
+    let is_refused = fixture.store.pool_refusal(Across::Both).is_some();
     let (acme, gpt) = (entity_id("acme"), resource("gpt"));
     let all_models = Subject::pool(Some(acme), None);
     let all_entities = Subject::pool(None, Some(gpt));
@@ -163,6 +168,14 @@ pub async fn pools_are_shared_by_all_who_name_them(fixture: Fixture) {
     let second = levels_of(0, &[(on("acme", "o1"), &own), (all_models.clone(), &pool)]);
     let third =
         levels_of(0, &[(on("other", "gpt"), &own), (all_entities.clone(), &pool), (all.clone(), &own)]);
+    if is_refused {
+        for levels in [&first, &third] {
+            let error =
+                fixture.store.draw(&fixture.draw_of(levels, &[("rpm", 1)])).await.expect_err("refused");
+            assert!(matches!(&error, StoreError::Invalid { .. }), "{error}");
+        }
+        return;
+    }
     let mut lease = fixture.takes(&first, &[("rpm", 6)]).await;
     fixture.takes(&second, &[("rpm", 4)]).await.settles(&[("rpm", 4)]).await;
     fixture.is_refused(&second, &[("rpm", 1)]).await;
@@ -219,4 +232,118 @@ pub async fn bucket_named_twice_is_refused(fixture: Fixture) {
     assert!(matches!(&error, StoreError::Invalid { what } if what.ends_with("is named twice")), "{error}");
     assert_eq!(fixture.shows("acme", "rpm").await, (9, 1));
     fixture.is_untouched("other", "rpm").await;
+}
+
+/// The levels that these policies give the subject: its own and the resource's.
+fn resolved(subject: &Subject, limits: &[&str]) -> Arc<Levels> {
+    let limits = limits.iter().map(|text| text.parse::<Limit>().expect("the suite's limits are valid"));
+    let policy = Policy::new(limits).expect("the suite's limits are valid");
+    let resolved = resolve(subject, [None, None, None, Some(&policy)], &Policy::default());
+    Arc::new(Levels::new(Version::ZERO, vec![(subject.clone(), resolved)]))
+}
+
+/// At ten times the burst, or at `debt=`.
+pub async fn limit_of_a_policy_bounds_its_debt(fixture: Fixture) {
+    for (entity, limit, left) in [
+        ("default", "tpm:1/day:10", -100),
+        ("given", "tpm:1/day:10,debt=7", -7),
+        ("none", "tpm:1/day:10,debt=0", 0),
+    ] {
+        let levels = resolved(&subject(entity), &[limit]);
+        fixture.takes(&levels, &[("tpm", 10)]).await.settles(&[("tpm", 1_000)]).await;
+        assert_eq!(fixture.shows(entity, "tpm").await.0, left, "{limit}");
+        assert_eq!(used_by(&fixture, entity, "tpm").await.0, 1_000, "{limit}");
+    }
+}
+
+/// Its subjects draw from one bucket, and no other subject does.
+pub async fn pooled_limit_counts_all_its_subjects(fixture: Fixture) {
+    let subjects = [on("a", "gpt"), on("a", "o1"), on("b", "gpt"), on("b", "o1")];
+    // Which of the subjects share a bucket with the first.
+    let table = [
+        (Across::Resources, [true, true, false, false]),
+        (Across::Entities, [true, false, true, false]),
+        (Across::Both, [true; 4]),
+    ];
+    for (across, shared) in table {
+        let limits = [format!("{across}:1/day:10,across={across}")];
+        let limits = limits.each_ref().map(String::as_str);
+        let levels = subjects.each_ref().map(|subject| resolved(subject, &limits));
+        if fixture.store.pool_refusal(across).is_some() {
+            let draw = fixture.draw_of(&levels[0], &[(across.as_str(), 1)]);
+            let error = fixture.store.draw(&draw).await.expect_err("a pool that the engine refuses");
+            assert!(matches!(&error, StoreError::Invalid { .. }), "{error}");
+            continue;
+        }
+        fixture.takes(&levels[0], &[(across.as_str(), 8)]).await;
+        for (levels, is_shared) in levels.iter().zip(shared) {
+            let cost = [(across.as_str(), 3)];
+            if is_shared {
+                fixture.is_refused(levels, &cost).await;
+            } else {
+                fixture.takes(levels, &cost).await.cancels().await;
+            }
+        }
+    }
+}
+
+/// A refusal by the pool leaves the subject's own bucket as it is, and the reverse.
+pub async fn pool_and_own_limit_are_drawn_or_neither(fixture: Fixture) {
+    let limits = ["tpm:1/day:6", "tpm:1/day:10,across=resources", "rpm:1/day:2,across=resources"];
+    let [gpt, o1] = ["gpt", "o1"].map(|resource| resolved(&on("acme", resource), &limits));
+    let pool = Subject::pool(Some(entity_id("acme")), None);
+    fixture.takes(&gpt, &[("tpm", 6)]).await.settles(&[("tpm", 6)]).await;
+    fixture.is_refused(&gpt, &[("tpm", 1)]).await;
+    let moved = fixture.is_refused(&o1, &[("tpm", 5), ("rpm", 1)]).await;
+    assert_eq!(moved.readings.len(), 3, "each limit that takes part is read: {moved:?}");
+    let mut lease = fixture.takes(&o1, &[("tpm", 4), ("rpm", 2)]).await;
+    let available = async |key: &Subject, limit: &str| {
+        let (at, meter) = fixture.meter(key, limit).await;
+        meter.expect("it was used").available(at)
+    };
+    assert_eq!((available(&on("acme", "o1"), "tpm").await, available(&pool, "tpm").await), (2, 0));
+    lease.cancels().await;
+    assert_eq!((available(&pool, "tpm").await, available(&pool, "rpm").await), (4, 2));
+}
+
+/// Once for the pool, and once for the subject that used it.
+pub async fn usage_of_a_pool_is_listed_with_its_scope(fixture: Fixture) {
+    let limits = ["tpm:1/day:50", "tpm:1/day:50,across=resources"];
+    for (resource, units) in [("gpt", 3), ("o1", 4)] {
+        let levels = resolved(&on("acme", resource), &limits);
+        fixture.takes(&levels, &[("tpm", 9)]).await.settles(&[("tpm", units)]).await;
+    }
+    let pool = Subject::pool(Some(entity_id("acme")), None);
+    let listed = |lines: Vec<Usage>| -> Vec<(Subject, u64, u64)> {
+        lines.into_iter().map(|line| (line.subject, line.tally.units, line.tally.own)).collect()
+    };
+    let lines = usage(&fixture, UsageOf::Entity(entity_id("acme")), Window::Month).await;
+    let own = [(on("acme", "gpt"), 3, 3), (on("acme", "o1"), 4, 4)];
+    let expected: Vec<_> = [(pool.clone(), 7, 0)].into_iter().chain(own).collect();
+    assert_eq!(listed(lines), expected);
+    let lines = usage(&fixture, UsageOf::all_resources(), Window::Month).await;
+    assert_eq!(listed(lines), [(pool, 7, 0)]);
+}
+
+/// A scope that does not cover the pool, or an engine that cannot draw from it with the rest.
+pub async fn policy_with_an_impossible_pool_is_refused(fixture: Fixture) {
+    let scopes = scopes(&on("acme", "gpt"));
+    let is_covered = |scope: &Scope, across: Across| match scope {
+        Scope::System => true,
+        Scope::Resource(_) => across == Across::Entities,
+        Scope::Entity(_) => across == Across::Resources,
+        Scope::Subject(_) => false,
+    };
+    for (scope, across) in scopes.iter().flat_map(|scope| Across::ALL.map(|across| (scope, across))) {
+        let policy = Policy::new([slow("tpm", 10).across(across)]).expect("the suite's limits are valid");
+        let change = PolicyChange { scope: scope.clone(), expect: Expect::Any, policy: Some(policy) };
+        let answer = fixture.store.apply(&[change], ACTOR).await;
+        if is_covered(scope, across) && fixture.store.pool_refusal(across).is_none() {
+            answer.expect("the scope covers the pool");
+        } else {
+            let error = answer.expect_err("the scope does not cover the pool");
+            assert!(error.to_string().contains("`tpm`"), "{error}");
+            assert!(matches!(error, StoreError::Invalid { .. }), "{error}");
+        }
+    }
 }

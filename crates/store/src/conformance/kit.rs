@@ -66,13 +66,14 @@ pub(super) fn policy(limits: &[Limit]) -> Policy {
     Policy::new(limits.iter().cloned()).expect("the suite's limits are valid")
 }
 
-/// The levels of these subjects as of `version`, the drawing one first.
+/// The levels of these subjects as of `version`, the drawing one first. Debts are not bounded.
 pub(super) fn levels_of(version: u64, rows: &[(Subject, &[Limit])]) -> Arc<Levels> {
     let row = |(subject, limits): &(Subject, &[Limit])| {
         let policy = policy(limits);
         (subject.clone(), resolve(subject, [Some(&policy), None, None, None], &Policy::default()))
     };
-    Arc::new(Levels::new(Version::new(version), rows.iter().map(row).collect()))
+    let levels = Levels::new(Version::new(version), rows.iter().map(row).collect());
+    Arc::new(levels.with_debt_max(|_, _| None))
 }
 
 /// The levels of these entities on [`RESOURCE`].

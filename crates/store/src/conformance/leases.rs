@@ -5,6 +5,7 @@ use tidegate_core::limit::rule::Limit;
 
 use super::Fixture;
 use super::kit::{balance, granted, is_ended, millis, own, reading, refused, slow};
+use super::ledger::used_by;
 
 /// The limits are as before the draw.
 pub async fn cancel_returns_all_units(fixture: Fixture) {
@@ -58,6 +59,24 @@ pub async fn settle_above_available_units_leaves_a_debt(fixture: Fixture) {
     assert_eq!(reading(&moved, &levels, 0, "tpm").moved, 120);
     assert_eq!(fixture.shows("acme", "tpm").await, (-30, 130));
     fixture.is_refused(&levels, &[("tpm", 1)]).await;
+}
+
+/// Units that were used before: a lease draws nothing, which no debt refuses, and is settled at its usage.
+pub async fn lease_of_nothing_is_settled_at_its_usage(fixture: Fixture) {
+    let levels = own("acme", &[slow("rpm", 10), slow("tpm", 100)]);
+    for (used, left) in [(130, -30), (20, -50)] {
+        let mut lease = fixture.takes(&levels, &[]).await;
+        lease.settles(&[("tpm", used)]).await;
+        assert_eq!(fixture.shows("acme", "tpm").await, (left, 100 - left));
+    }
+    let mut lease = fixture.takes(&levels, &[]).await;
+    lease.adjusts(&[("tpm", 7)]).await;
+    assert_eq!(fixture.shows("acme", "tpm").await, (-57, 157));
+    lease.adjusts(&[("tpm", -9)]).await;
+    lease.settles(&[]).await;
+    assert_eq!(fixture.shows("acme", "tpm").await, (-50, 150));
+    assert_eq!(used_by(&fixture, "acme", "tpm").await, (150, 150, 3));
+    fixture.is_untouched("acme", "rpm").await;
 }
 
 /// Nothing was used.

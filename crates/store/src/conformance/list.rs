@@ -72,6 +72,7 @@ macro_rules! __tidegate_cases {
                 settle_keeps_the_actual_usage
                 settle_keeps_limits_that_it_does_not_name
                 settle_above_available_units_leaves_a_debt
+                lease_of_nothing_is_settled_at_its_usage
                 settle_at_zero_returns_all_units
                 refused_extension_leaves_the_lease_unchanged
                 extension_may_name_a_new_limit
@@ -118,6 +119,19 @@ macro_rules! __tidegate_cases {
                 pools_are_shared_by_all_who_name_them
                 longest_list_of_buckets_is_drawn
                 bucket_named_twice_is_refused
+                limit_of_a_policy_bounds_its_debt
+                pooled_limit_counts_all_its_subjects
+                pool_and_own_limit_are_drawn_or_neither
+                usage_of_a_pool_is_listed_with_its_scope
+                policy_with_an_impossible_pool_is_refused
+            ;
+            repairs:
+                repair_sets_the_units_available
+                repeated_repair_changes_nothing
+                open_leases_survive_a_repair
+                pool_is_repaired_by_its_key
+                repair_is_audited
+                invalid_repair_is_refused
             ;
             renewals:
                 renewed_lease_outlives_its_old_deadline
@@ -279,6 +293,7 @@ mod tests {
             include_str!("steps.rs"),
             include_str!("deadlines.rs"),
             include_str!("debts.rs"),
+            include_str!("repairs.rs"),
             include_str!("renewals.rs"),
             include_str!("tokens.rs"),
             include_str!("policies.rs"),

@@ -55,6 +55,8 @@ pub mod random_calls;
 #[doc(hidden)]
 pub mod renewals;
 #[doc(hidden)]
+pub mod repairs;
+#[doc(hidden)]
 pub mod rules;
 #[doc(hidden)]
 pub mod steps;

@@ -154,7 +154,10 @@ fn write_limit(
     let Span { whole, part } = after.bucket().full_at();
     let reaches = whole.saturating_add(u64::from(part > 0)).div_ceil(1_000_000) + DEBT_MARGIN;
     let outlives = seen.ttl.is_some_and(|ttl| reaches > ttl);
-    if before.rule().shape() != shape || (moved > 0 && outlives) {
+    // A repair sets the level without moving units. Full buckets are equal.
+    let are_full = before.is_full(now) && after.is_full(now);
+    let is_set = moved == 0 && before.bucket() != after.bucket() && !are_full;
+    if before.rule().shape() != shape || is_set || (moved > 0 && outlives) {
         only_if_unchanged(write, &full_at, before);
         write.set(&full_at, parts(after));
         if outlives {
@@ -210,7 +213,8 @@ pub(super) fn set_due_by(write: &mut UpdateExpression, seen: &BucketView, at: St
 
 /// The partition of the due index that a bucket is in.
 pub(super) fn part_of(subject: &Subject) -> u64 {
-    subject.to_string().bytes().fold(0_u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(byte)))
+    let text = format!("{} on {}", subject.entity, subject.resource);
+    text.bytes().fold(0_u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(byte)))
 }
 
 /// Extends the life of an item that is drawn from: seven times as long as its slowest limit takes to fill,

@@ -172,6 +172,11 @@ impl DynamoDb {
                 }
                 Some(Group::Takers)
             }
+            Change::Set(units) => {
+                check_levels(levels)?;
+                fits(levels, units.len())?;
+                Some(Group::Returners)
+            }
             Change::Shift(_) | Change::End(None) => Some(Group::Returners),
             Change::Renew(_) => None,
             Change::End(Some(actual)) => {

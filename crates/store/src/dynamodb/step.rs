@@ -45,7 +45,7 @@ pub(super) struct Step<'a> {
 impl Step<'_> {
     /// Whether a lease begins.
     pub(super) const fn is_draw(&self) -> bool {
-        matches!(self.change, Some(Change::Take(_, TakeMode::Open(_) | TakeMode::Spend)))
+        matches!(self.change, Some(Change::Take(_, TakeMode::Open(_) | TakeMode::Spend) | Change::Set(_)))
     }
 
     /// The units that must be available.

@@ -337,7 +337,7 @@ impl<'a> ReplyColumns<'a> {
 /// The lines that a call affects: for draws and spends the requested ones, else all, because the server knows
 /// what the lease holds.
 fn affected_lines(call: &Call) -> impl Iterator<Item = (Key<'_>, usize, &Line)> {
-    let takes = matches!(call.kind, Kind::Draw | Kind::Spend);
+    let takes = matches!(call.kind, Kind::Draw | Kind::Spend | Kind::Repair);
     call.levels.levels().iter().enumerate().flat_map(move |(number, level)| {
         let lines = level.limits.iter().filter(move |line| !takes || call.numbers[line.name].is_some());
         let (entity, resource) = (level.subject.entity.as_str(), level.subject.resource.as_str());

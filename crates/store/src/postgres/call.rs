@@ -32,6 +32,7 @@ pub(super) enum Kind {
     Settle = 5,
     Cancel = 6,
     Expire = 7,
+    Repair = 8,
 }
 
 /// Units or deltas per limit name.
@@ -93,6 +94,9 @@ impl From<Step<'_>> for Call {
                 Self { digest: levels.digest(actual), ..of(Kind::Settle, numbers(actual)) }
             }
             Change::End(None) => of(Kind::Cancel, none(levels)),
+            Change::Set(units) => {
+                Self { digest: levels.digest(units), is_watched: true, ..of(Kind::Repair, numbers(units)) }
+            }
         }
     }
 }

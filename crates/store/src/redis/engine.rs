@@ -7,7 +7,7 @@ use std::time::Duration;
 use ::redis::Value;
 use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::meter::Meter;
-use tidegate_core::limit::name::{EntityId, ResourceName, Subject};
+use tidegate_core::limit::name::{Across, EntityId, ResourceName, Subject};
 use tidegate_core::limit::policy::{OnExpiry, Version};
 use tidegate_core::limit::usage::Usage;
 use tidegate_core::time::Stamp;
@@ -43,6 +43,10 @@ impl Engine for Redis {
             clock: ClockSource::Engine,
             deadline: self.inner.deadline,
         }
+    }
+
+    fn pool_refusal(&self, across: Across) -> Option<&'static str> {
+        self.inner.keyspace.pool_refusal(across)
     }
 
     fn apply_step<'a>(&'a self, step: engine::Step<'a>) -> Reply<'a, StepResult> {

@@ -14,7 +14,7 @@ use foldhash::HashMap;
 use sha2::{Digest, Sha256};
 use tidegate_core::limit::cascade::Levels;
 use tidegate_core::limit::lease::LeaseId;
-use tidegate_core::limit::name::{EntityId, Namespace, Subject};
+use tidegate_core::limit::name::{Across, EntityId, Namespace, Subject};
 use tokio::time::Instant;
 
 use super::connection::Connection;
@@ -157,6 +157,17 @@ impl Keyspace {
         self.layout
     }
 
+    /// Why levels cannot have such pools: those of different trees would need them in different places.
+    pub(super) const fn pool_refusal(&self, across: Across) -> Option<&'static str> {
+        match (self.layout, across) {
+            (Layout::One, _) | (Layout::Trees, Across::Resources) => None,
+            (Layout::Trees, Across::Entities | Across::Both) => Some(
+                "on Redis Cluster the buckets of different entities are on different servers, and no draw is all or \
+                 nothing across servers; use `across=resources`, a common parent with `cascade`, or one server",
+            ),
+        }
+    }
+
     /// The home of these levels. Registers their subjects in the index if they are new.
     pub(super) async fn register(
         &self,
@@ -167,7 +178,13 @@ impl Keyspace {
         if let Some(home) = self.cached_home(subjects()) {
             return Ok(home);
         }
-        let root = subjects().next_back().unwrap_or_else(|| levels.subject());
+        for across in subjects().filter_map(Subject::across) {
+            if let Some(why) = self.pool_refusal(across) {
+                return Err(StoreError::Invalid { what: format!("a limit counts across={across}: {why}") });
+            }
+        }
+        // Pools come after the lineage.
+        let root = subjects().rfind(|subject| subject.across().is_none()).unwrap_or_else(|| levels.subject());
         let new = match self.layout {
             Layout::One => String::new(),
             Layout::Trees => format!("{:02x}", Sha256::digest(root.entity.as_str())[0]),

@@ -38,6 +38,7 @@ pub(super) enum Op {
     Cancel = 5,
     Renew = 6,
     Expire = 7,
+    Repair = 8,
 }
 
 /// A step as it is sent to the script.
@@ -98,6 +99,9 @@ impl<'a> From<engine::Step<'a>> for Step<'a> {
                 Self { amounts: Amounts::Units(actual), digest: digest(actual), ..of(Op::Settle) }
             }
             Change::End(None) => of(Op::Cancel),
+            Change::Set(units) => {
+                Self { amounts: Amounts::Units(units), digest: digest(units), ..of(Op::Repair) }
+            }
         }
     }
 }

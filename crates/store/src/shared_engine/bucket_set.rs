@@ -292,12 +292,35 @@ impl BucketSet<'_> {
             for (likely, line) in level.limits.iter().enumerate() {
                 let Some(delta) = deltas(record, line.name) else { continue };
                 let row = bucket.row_or_new(likely, &line.rule, levels.version());
-                let capacity = line.debt_max.map(|debt_max| row.meter.room(debt_max, now));
+                // Returning units needs no bound, and is the most frequent change.
+                let bound = line.debt_max.filter(|_| delta > 0);
+                let capacity = bound.map(|debt_max| row.meter.room(debt_max, now));
                 let moved = record.bucket_delta(number, line.name, delta, capacity);
                 row.meter.adjust(moved, now);
                 after(record, number, line, moved, row);
             }
         }
+    }
+
+    /// Sets each limit that takes part to its units, and reads it. Requires [`prepare`](Self::prepare).
+    pub(crate) fn set(
+        &mut self,
+        levels: &Levels,
+        units: &[Option<u64>],
+        places: &[Place],
+        now: Stamp,
+    ) -> Readings {
+        let mut readings = Readings::new();
+        for (number, (level, place)) in levels.levels().iter().zip(places).enumerate() {
+            let Some(bucket) = self.bucket_at(*place, &level.subject) else { continue };
+            for (likely, line, units) in taking_part(level, units) {
+                let meter = &mut bucket.row_or_new(likely, &line.rule, levels.version()).meter;
+                meter.follow(&line.rule, levels.version(), now);
+                meter.set(units, now);
+                readings.push(Reading::new(number, line, 0, meter));
+            }
+        }
+        readings
     }
 
     /// Reads each limit that takes part.

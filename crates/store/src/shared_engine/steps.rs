@@ -90,6 +90,7 @@ impl<B: LeaseTable> StepContext<'_, B> {
             Change::Renew(span) => self.renew(step, span),
             Change::End(Some(actual)) => self.settle(step, actual),
             Change::End(None) => self.cancel(step),
+            Change::Set(units) => self.set(step, units),
         }
     }
 
@@ -119,21 +120,42 @@ impl<B: LeaseTable> StepContext<'_, B> {
         Ok(answer)
     }
 
+    /// Sets the units available.
+    fn set(&mut self, step: &Step<'_>, units: &Units) -> Result<StepResult, StoreError> {
+        if let Some(repeated) = self.repeat_of_whole(step, units)? {
+            return Ok(repeated);
+        }
+        let Self { leases, buckets, places, now, .. } = self;
+        let (now, levels) = (*now, step.levels);
+        fits(levels, units.len())?;
+        buckets.prepare(levels, |name| units[name].is_some(), places, now)?;
+        let readings = buckets.set(levels, units, places, now);
+        let digest = levels.digest(units);
+        leases.end(step.lease, EndRecord { how: Ending::Settled, step: 0, at: now, digest });
+        Ok(StepResult::Granted(Movement { at: now, is_repeat: false, readings }))
+    }
+
+    /// The result of a step that begins and ends a lease, if it is a repeat, or an error if the lease is known.
+    fn repeat_of_whole(&self, step: &Step<'_>, units: &Units) -> Result<Option<StepResult>, StoreError> {
+        let lease = step.lease;
+        match self.leases.find(lease) {
+            KnownLease::Unknown => self.leases.may_draw(lease).map(|()| None),
+            KnownLease::Ended(ended) if ended.turn_settle(0, step.levels.digest(units)) == Turn::Repeat => {
+                Ok(Some(StepResult::Granted(repeat(ended.at))))
+            }
+            KnownLease::Ended(ended) => Err(StoreError::Ended { lease, how: ended.how }),
+            KnownLease::Open(open) => Err(StoreError::Late { lease, step: 0, done: open.record.step() }),
+        }
+    }
+
     /// Draws and settles at once.
     fn spend(&mut self, step: &Step<'_>, units: &Units) -> Result<StepResult, StoreError> {
+        if let Some(repeated) = self.repeat_of_whole(step, units)? {
+            return Ok(repeated);
+        }
         let Self { leases, buckets, places, now, offset } = self;
         let (now, wall) = (*now, *now - *offset);
         let (lease, levels) = (step.lease, step.levels);
-        match leases.find(lease) {
-            KnownLease::Unknown => leases.may_draw(lease)?,
-            KnownLease::Ended(ended) if ended.turn_settle(0, levels.digest(units)) == Turn::Repeat => {
-                return Ok(StepResult::Granted(repeat(ended.at)));
-            }
-            KnownLease::Ended(ended) => return Err(StoreError::Ended { lease, how: ended.how }),
-            KnownLease::Open(open) => {
-                return Err(StoreError::Late { lease, step: 0, done: open.record.step() });
-            }
-        }
         let answer = take(buckets, levels, units, places, (now, step.is_watched))?;
         if matches!(answer, StepResult::Granted(_)) {
             buckets.count(levels, units, places, wall);

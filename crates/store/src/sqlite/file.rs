@@ -34,6 +34,18 @@ impl File {
     }
 }
 
+/// Creates a missing file, readable by its owner only: it has the hashes of tokens. SQLite gives the files beside
+/// it the same mode. A file that cannot be created is reported when it is opened.
+#[cfg(unix)]
+pub(super) fn create_private(path: &Path) {
+    use std::os::unix::fs::OpenOptionsExt;
+    drop(fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path));
+}
+
+/// Other systems give a new file the permissions of its folder.
+#[cfg(not(unix))]
+pub(super) fn create_private(_: &Path) {}
+
 #[cfg(unix)]
 fn identity(path: &Path) -> std::io::Result<Identity> {
     use std::os::unix::fs::MetadataExt;

@@ -2,6 +2,8 @@
 //! beside it.
 
 use std::fmt::Write as _;
+use std::fs::{File, OpenOptions};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, OpenFlags, OptionalExtension};
@@ -14,8 +16,8 @@ use super::syncer::wal_path;
 use super::writer::read_anchor;
 use crate::error::StoreError;
 use crate::lifecycle::{
-    CheckReport, InitPart, InitReport, LISTED_MAX, Lifecycle, NamespaceList, Part, Setting, Space,
-    StoreLocation, UpgradePart, UpgradeReport, not_there, other_version,
+    BackupReport, CheckReport, InitPart, InitReport, LISTED_MAX, Lifecycle, NamespaceList, Part, Setting,
+    Space, StoreLocation, UpgradePart, UpgradeReport, not_there, other_version,
 };
 use crate::reply::Reply;
 
@@ -48,6 +50,11 @@ impl Lifecycle for SqliteLifecycle {
 
     fn list(&self) -> Reply<'_, NamespaceList> {
         self.run_blocking(StoreFile::list)
+    }
+
+    fn backup<'a>(&'a self, file: &'a Path) -> Reply<'a, BackupReport> {
+        let file = file.to_owned();
+        self.run_blocking(move |store| store.backup(file))
     }
 }
 
@@ -101,7 +108,7 @@ impl StoreFile {
     fn exists(&self) -> Result<bool, StoreError> {
         match std::fs::metadata(&self.path) {
             Ok(found) => Ok(found.len() > 0),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
             Err(error) => {
                 Err(StoreError::Denied { what: format!("`{}` cannot be opened: {error}", self.place) })
             }
@@ -195,6 +202,46 @@ impl StoreFile {
         Ok(NamespaceList::cut(self.whereabouts(), WANTED, spaces))
     }
 
+    /// Copies one moment of the file into a new one that only its owner can read: it holds hashes of tokens.
+    fn backup(&self, file: PathBuf) -> Result<BackupReport, StoreError> {
+        if !self.exists()? {
+            return Err(not_there(&self.part().to_string()));
+        }
+        let place = file.display().to_string();
+        let failed = |error: std::io::Error| match error.kind() {
+            ErrorKind::AlreadyExists => StoreError::Invalid { what: format!("`{place}` exists already") },
+            _ => StoreError::Denied { what: format!("`{place}` cannot be written: {error}") },
+        };
+        // VACUUM INTO accepts an empty file.
+        let made = create_private(&file).map_err(failed)?;
+        let copied = self.copy_into(&file).and_then(|()| {
+            // SQLite does not sync a copy.
+            made.sync_all().map_err(failed)?;
+            made.metadata().map_err(failed)
+        });
+        match copied {
+            Ok(metadata) => Ok(BackupReport { of: self.whereabouts(), file, bytes: metadata.len() }),
+            Err(error) => {
+                // An incomplete copy is of no use.
+                let _ = std::fs::remove_file(&file);
+                Err(error)
+            }
+        }
+    }
+
+    fn copy_into(&self, file: &Path) -> Result<(), StoreError> {
+        // Not read-only: such a connection ignores the log if another process creates it later.
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let connection = Connection::open_with_flags(&self.path, flags).map_err(self.store_error())?;
+        connection.busy_timeout(super::options::OPEN_TIMEOUT).map_err(self.store_error())?;
+        schema::version(&connection, &self.place).map_err(|error| error.into_error(&self.place))?;
+        let Some(file) = file.to_str() else {
+            return Err(StoreError::Invalid { what: format!("`{}` is not UTF-8", file.display()) });
+        };
+        connection.execute("VACUUM INTO ?1", [file]).map_err(self.store_error())?;
+        Ok(())
+    }
+
     /// A read-only connection, and the schema version.
     fn open_read_only(&self) -> Result<(Connection, u64), StoreError> {
         let flags =
@@ -208,6 +255,15 @@ impl StoreFile {
         let version = version.map_err(|error| error.into_error(&self.place))?;
         Ok((connection, version))
     }
+}
+
+/// Creates a file that only its owner can read.
+fn create_private(path: &Path) -> std::io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.open(path)
 }
 
 /// A path as a URI with SQLite options.

@@ -12,7 +12,7 @@ use tidegate_core::random::Random;
 use tokio::sync::{oneshot, watch};
 
 use super::errors::{CallError, file_error, is_busy};
-use super::file::File;
+use super::file::{File, create_private};
 use super::queue::Queue;
 use super::reader::Readers;
 use super::records;
@@ -269,6 +269,7 @@ impl SqliteOptions {
             Some(path) => {
                 check_folder(self.path.as_deref().unwrap_or(path))?;
                 check_log(path)?;
+                create_private(path);
                 Connection::open_with_flags(path, flags)
             }
         };

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use tidegate_core::limit::lease::LeaseId;
-use tidegate_core::limit::name::{EntityId, ResourceName};
+use tidegate_core::limit::name::{Across, EntityId, ResourceName};
 use tidegate_core::limit::policy::Version;
 use tidegate_core::limit::usage::Usage;
 
@@ -127,6 +127,10 @@ impl<W: Wrapper> Engine for W {
 
     fn announcements(&self) -> Option<Changes> {
         self.announced()
+    }
+
+    fn pool_refusal(&self, across: Across) -> Option<&'static str> {
+        self.inner().pool_refusal(across)
     }
 
     fn warning(&self) -> Option<String> {

@@ -46,6 +46,11 @@ fn renewal_that_is_not_applied_is_found() {
 }
 
 #[test]
+fn repair_that_is_not_made_is_found() {
+    finds(Defect::RepairsNothing, conformance::repairs::repair_sets_the_units_available, "left: (-900");
+}
+
+#[test]
 fn late_step_that_is_accepted_is_found() {
     finds(
         Defect::NeverExpires,
@@ -227,6 +232,15 @@ fn item_lost_between_pages_is_found() {
 #[test]
 fn usage_counted_twice_is_found() {
     finds(Defect::CountsUsageTwice, conformance::ledger::usage_is_the_sum_of_settlements, "units: 124");
+}
+
+#[test]
+fn overdrawn_usage_counted_twice_is_found() {
+    finds(
+        Defect::CountsUsageTwice,
+        conformance::leases::lease_of_nothing_is_settled_at_its_usage,
+        "left: (300, 150, 3)",
+    );
 }
 
 #[test]

@@ -116,7 +116,7 @@ async fn observed_log_has_each_move_once() {
         .iter()
         .filter_map(|entry| match entry.what {
             What::Moved(moved) => Some((moved.kind, moved.step, moved.units)),
-            What::Shape(_) => None,
+            What::Shape(_) | What::Set(_) => None,
         })
         .collect();
     let expected = [

@@ -14,7 +14,7 @@ use super::schema::{self, Field, fields};
 
 /// Variables of the program `tidegate`, without the prefix. With its prefix they configure the program and
 /// not a throttle; a test of the program checks that none is missing.
-const PROGRAM: [&str; 34] = [
+const PROGRAM: [&str; 35] = [
     "ACTOR",
     "ALIVE_EVERY",
     "BODY_MAX",
@@ -35,6 +35,7 @@ const PROGRAM: [&str; 34] = [
     "LISTENERS_MAX",
     "LOG",
     "LOG_LEVEL",
+    "MANIFEST",
     "METRICS",
     "REPORT_TIME",
     "REQUESTS_MAX",

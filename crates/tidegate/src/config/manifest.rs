@@ -1,10 +1,15 @@
-//! A manifest: the policies of shared limits, declared in TOML.
+//! A manifest: the policies of shared limits, entities and tokens, declared in TOML.
 //!
 //! Each scope has a table: `[system]`, `[resource.<name>]`, `[entity.<id>]` and
 //! `[entity.<id>.resource.<name>]`. It holds `limits` as text, and the other settings of a policy. A table
-//! without any of these declares no policy. All problems are reported at once.
+//! without any of these declares no policy. An entity's table with a `name`, a `parent`, `cascade` or `notes`
+//! also declares the entity, and `[token.<id>]` declares a token. All problems are reported at once.
 
+mod records;
+
+pub use records::DeclaredToken;
 use thiserror::Error;
+use tidegate_core::limit::entity::Entity;
 use tidegate_core::limit::name::{EntityId, InvalidName, ResourceName, Subject};
 use tidegate_core::limit::policy::{LIMITS_MAX, OnExpiry, OnUnavailable, Policy, Scope, Share};
 use tidegate_core::limit::rule::{InvalidLimit, Limit};
@@ -25,7 +30,7 @@ const EXPIRY: [&str; 2] = ["settle", "return"];
 /// The minimum share, as in core.
 const SHARE_MIN: f64 = 1e-6;
 
-/// Declared policies, each scope once.
+/// Declared policies, entities and tokens, each once.
 ///
 /// ```
 /// use tidegate::Manifest;
@@ -45,14 +50,25 @@ const SHARE_MIN: f64 = 1e-6;
 ///
 ///     [entity.acme.resource."gpt-4"]
 ///     limits = ["rpm:5/s"]
+///
+///     [entity.bot]
+///     parent = "acme"
+///     cascade = true
+///     notes = { team = "search" }
+///
+///     [token.bot]
+///     scopes = ["acquire"]
 /// "#)?;
 /// let scopes: Vec<String> = manifest.policies().iter().map(|(scope, _)| scope.to_string()).collect();
 /// assert_eq!(scopes, ["system", "resource gpt-4", "entity acme", "entity acme, resource gpt-4"]);
+/// assert_eq!((manifest.entities()[0].id().as_str(), manifest.tokens()[0].id.as_str()), ("bot", "bot"));
 /// # Ok::<(), tidegate::ManifestError>(())
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Manifest {
     policies: Vec<(Scope, Policy)>,
+    entities: Vec<Entity>,
+    tokens: Vec<DeclaredToken>,
 }
 
 /// All problems of a manifest.
@@ -87,23 +103,36 @@ impl Manifest {
         let table = toml_table(text).map_err(|problem| ManifestError { problems: vec![problem] })?;
         let mut reader = Reader::default();
         reader.top(&table);
-        let Reader { mut policies, problems } = reader;
+        reader.sort_entities();
+        let Reader { mut policies, entities, tokens, problems } = reader;
         if !problems.is_empty() {
             return Err(ManifestError { problems });
         }
         policies.sort_by(|(one, _), (other, _)| one.cmp(other));
-        Ok(Self { policies })
+        Ok(Self { policies, entities, tokens })
     }
 
     /// The policies, in the order of their scopes.
     pub fn policies(&self) -> &[(Scope, Policy)] {
         &self.policies
     }
+
+    /// The entities, parents before their children.
+    pub fn entities(&self) -> &[Entity] {
+        &self.entities
+    }
+
+    /// The tokens.
+    pub fn tokens(&self) -> &[DeclaredToken] {
+        &self.tokens
+    }
 }
 
 #[derive(Default)]
 struct Reader {
     policies: Vec<(Scope, Policy)>,
+    entities: Vec<Entity>,
+    tokens: Vec<DeclaredToken>,
     problems: Vec<ConfigProblem>,
 }
 
@@ -116,7 +145,8 @@ impl Reader {
                 "system" => self.scope(&path, value, Scope::System, &[]),
                 "resource" => self.resources(&path, value, Scope::Resource),
                 "entity" => self.entities(&path, value),
-                _ => self.unknown(&path, &Path::default(), key, &["system", "resource", "entity"]),
+                "token" => self.tokens(&path, value),
+                _ => self.unknown(&path, &Path::default(), key, &["system", "resource", "entity", "token"]),
             }
         }
     }
@@ -126,7 +156,11 @@ impl Reader {
             let (id, value) = (key.get_ref().as_ref(), value.get_ref());
             let path = path.join(id);
             let Some(entity) = self.name(&path, id, EntityId::new(id)) else { continue };
-            self.scope(&path, value, Scope::Entity(entity.clone()), &["resource"]);
+            let beside = [&records::ENTITY[..], &["resource"]].concat();
+            self.scope(&path, value, Scope::Entity(entity.clone()), &beside);
+            if let DeValue::Table(table) = value {
+                self.entity(&path, table, &entity);
+            }
             let of_resource = |resource| Scope::Subject(Subject { entity: entity.clone(), resource });
             if let DeValue::Table(table) = value
                 && let Some(resources) = table.get("resource")
@@ -157,7 +191,7 @@ impl Reader {
             has_settings |= SETTINGS.contains(&key);
             match key {
                 "limits" => limits = self.limits(&inner, value),
-                "only" => settings.extend(self.only(&inner, value)),
+                "only" => settings.extend(self.flag(&inner, value).map(Setting::Only)),
                 "on_unavailable" => settings.extend(self.on_unavailable(&inner, value)),
                 "on_expiry" => settings.extend(self.on_expiry(&inner, value)),
                 _ if beside.contains(&key) => {}
@@ -166,10 +200,21 @@ impl Reader {
         }
         match Policy::new(limits) {
             _ if !has_settings => {}
-            Ok(policy) => {
-                let policy = settings.into_iter().fold(policy, |policy, setting| setting.to(policy));
-                self.policies.push((scope, policy));
-            }
+            Ok(policy) => match policy.check_scope(&scope) {
+                Ok(()) => {
+                    let policy = settings.into_iter().fold(policy, |policy, setting| setting.to(policy));
+                    self.policies.push((scope, policy));
+                }
+                Err(error) => {
+                    let pooled = policy.rules().iter().find(|rule| rule.across().is_some());
+                    let value = pooled.map(ToString::to_string).unwrap_or_default();
+                    self.wrong(
+                        &path.join("limits"),
+                        format!("\"{value}\""),
+                        format!("a limit for this scope; {error}"),
+                    );
+                }
+            },
             // Each limit was checked when it was read, including for duplicate names.
             Err(error) => unreachable!("checked limits make a valid policy: {error}"),
         }
@@ -194,7 +239,7 @@ impl Reader {
             let scalar = toml_scalar(value.get_ref());
             match read_limit(&scalar) {
                 Err(bound) => self.wrong(&path, scalar.to_string(), bound),
-                Ok(limit) if limits.iter().any(|other| other.name() == limit.name()) => {
+                Ok(limit) if limits.iter().any(|other| other.key() == limit.key()) => {
                     let bound = format!("a limit with another name: `{}` occurs twice", limit.name());
                     self.wrong(&path, scalar.to_string(), bound);
                 }
@@ -204,9 +249,9 @@ impl Reader {
         limits
     }
 
-    fn only(&mut self, path: &Path, value: &DeValue<'_>) -> Option<Setting> {
+    fn flag(&mut self, path: &Path, value: &DeValue<'_>) -> Option<bool> {
         match toml_scalar(value) {
-            Scalar::Bool(is_only) => Some(Setting::Only(is_only)),
+            Scalar::Bool(is_set) => Some(is_set),
             other => self.wrong_value(path, &other, "true or false"),
         }
     }

@@ -54,7 +54,7 @@ impl OwnedCharge {
     pub(crate) fn of(mut permit: Permit<'static>) -> Self {
         let charge = permit.charge.take();
         let charge = charge.unwrap_or_else(|| unreachable!("settling consumes a permit"));
-        let handle: Arc<Inner> = Arc::clone(&permit.inner);
+        let handle: Arc<Inner> = Arc::clone(permit.inner());
         Self { handle, charge }
     }
 

@@ -161,7 +161,8 @@ impl SharedHalf {
             let cost = self.cost.tokens(tokens.tokens);
             Some(cost.input_tokens(tokens.input_tokens).output_tokens(tokens.output_tokens))
         };
-        match outcome.spent_cost().or_else(reported) {
+        // Requests were made, whatever they used.
+        match outcome.spent_cost().or_else(reported).map(|used| used.counted_as(self.cost)) {
             Some(used) => match self.lease.used(&self.costs.of(used).by_name()) {
                 Ok(units) => (Finish::At(units), None),
                 // The work was done: returning all units would be worse than keeping the estimate.

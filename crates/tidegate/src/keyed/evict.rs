@@ -12,7 +12,8 @@ use tidegate_core::gate::Idleness;
 use tidegate_core::time::Instant;
 
 use super::events::{EvictCause, KeyedEvent, KeyedNotice};
-use super::registry::{Entry, EvictedAdmissions, Registry};
+use super::registry::Registry;
+use super::shard::{Entry, Slot};
 use crate::events::Registrar as _;
 use crate::fault_injection::{Bug, is_injected};
 use crate::throttle::Inner;
@@ -121,7 +122,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
             {
                 let (entry, _) = taken.remove();
                 self.keys.fetch_sub(1, Ordering::AcqRel);
-                table.evicted.add(place, entry.throttle.lock().gates.admitted());
+                table.evicted.add(place, entry.admitted());
                 // Under the lock: events of the key's next throttle come after this one.
                 self.sinks.enqueue(|| {
                     let key = Some(entry.key.clone());
@@ -158,11 +159,20 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
     fn may_leave(&self, entry: &Entry<K>, now: Instant, goal: Goal) -> Option<EvictCause> {
         // Under the shard's lock no new handle can be created, and the effects of earlier handles are
         // visible.
-        if Arc::strong_count(&entry.throttle) > 1 && !is_injected(Bug::EvictInUse) {
+        if entry.is_in_use() && !is_injected(Bug::EvictInUse) {
             return None;
         }
-        let state = entry.throttle.lock();
-        let is_idle = now.since(state.gates.latest()) >= self.options.idle_ttl;
+        let is_idle = |latest: Instant| now.since(latest) >= self.options.idle_ttl;
+        let throttle = match entry.slot() {
+            Slot::Rate { state, .. } => {
+                let is_idle = is_idle(state.latest());
+                let may_leave = (is_idle || goal == Goal::Space) && state.idleness(now) == Idleness::Fresh;
+                return may_leave.then_some(if is_idle { EvictCause::Idle } else { EvictCause::Size });
+            }
+            Slot::Throttle(throttle) => throttle,
+        };
+        let state = throttle.lock();
+        let is_idle = is_idle(state.gates.latest());
         if !is_idle && goal == Goal::Idle {
             return None;
         }
@@ -176,16 +186,6 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
                     state.retries.iter().flat_map(|all| all.iter()).any(|one| one.has_any(now));
                 (!counts_retries).then_some(EvictCause::Size)
             }
-        }
-    }
-}
-
-impl EvictedAdmissions {
-    /// Counts an evicted key.
-    const fn add(&mut self, place: usize, admitted: u64) {
-        self.admitted += admitted;
-        if place < self.walked {
-            self.read += admitted;
         }
     }
 }

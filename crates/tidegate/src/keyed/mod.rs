@@ -1,6 +1,6 @@
 //! Throttles by key: one for each host, account or tenant, created on first use.
 //!
-//! `registry.rs` finds the throttle of a key, `rules.rs` holds the limits of each key, `evict.rs` evicts
+//! `registry.rs` finds the entry of a key in a `shard.rs`, `rules.rs` holds the limits of each key, `evict.rs` evicts
 //! keys, and `snapshot.rs` reads all of them.
 
 mod builder;
@@ -10,6 +10,7 @@ mod limits;
 pub(crate) mod options;
 mod registry;
 mod rules;
+pub(crate) mod shard;
 mod snapshot;
 
 use std::borrow::Borrow;
@@ -36,6 +37,7 @@ use crate::permit::Permit;
 use crate::run::{Attempt, RunError};
 use crate::throttle::Throttle;
 use registry::Registry;
+use shard::Entered;
 
 /// A throttle for each key, so that one upstream's failures do not affect another's requests.
 ///
@@ -85,7 +87,10 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
     {
         cooperate().await;
         let (cost, now) = (cost.into(), self.registry.clock().now());
-        let inner = self.registry.find(key, now);
+        let inner = match self.registry.enter(key, cost, now) {
+            Entered::Admitted(key, charge) => return Ok(Permit::of_key(key, charge)),
+            Entered::Throttle(inner) => inner,
+        };
         let charge = match inner.enter_plain(cost, Some(now)) {
             Some(charge) => charge,
             None => inner.charge(cost, Some(now), None).await?,
@@ -111,9 +116,12 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         cooperate().await;
-        let now = self.registry.clock().now();
-        let inner = self.registry.find(key, now);
-        let charge = inner.charge(cost.into(), Some(now), Some(span)).await?;
+        let (cost, now) = (cost.into(), self.registry.clock().now());
+        let inner = match self.registry.enter(key, cost, now) {
+            Entered::Admitted(key, charge) => return Ok(Permit::of_key(key, charge)),
+            Entered::Throttle(inner) => inner,
+        };
+        let charge = inner.charge(cost, Some(now), Some(span)).await?;
         Ok(Permit::owned(inner, charge))
     }
 
@@ -128,7 +136,10 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         let (cost, now) = (cost.into(), self.registry.clock().now());
-        let inner = self.registry.find(key, now);
+        let inner = match self.registry.enter(key, cost, now) {
+            Entered::Admitted(key, charge) => return Ok(Permit::of_key(key, charge)),
+            Entered::Throttle(inner) => inner,
+        };
         let charge = match inner.enter_plain(cost, Some(now)) {
             Some(charge) => charge,
             None => inner.try_charge(cost, Some(now))?,
@@ -145,9 +156,12 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        let now = self.registry.clock().now();
-        let inner = self.registry.find(key, now);
-        let charge = inner.charge_blocking(cost.into(), Some(now), None)?;
+        let (cost, now) = (cost.into(), self.registry.clock().now());
+        let inner = match self.registry.enter(key, cost, now) {
+            Entered::Admitted(key, charge) => return Ok(Permit::of_key(key, charge)),
+            Entered::Throttle(inner) => inner,
+        };
+        let charge = inner.charge_blocking(cost, Some(now), None)?;
         Ok(Permit::owned(inner, charge))
     }
 

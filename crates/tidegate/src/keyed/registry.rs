@@ -1,17 +1,18 @@
 //! Keys and their throttles, in shards with a lock each, which is held only for a lookup.
 //!
-//! A key is hashed once; some bits choose the shard and the others the slot in its table. A lookup clones a
-//! handle of the throttle under the shard's lock. So under that lock, a throttle with one handle is owned by
-//! the table alone and no new handle can be created: that is how the sweep in `evict.rs` knows what it may
-//! evict, and why a key never has two states. Limits are computed outside all locks.
+//! A key is hashed once; some bits choose the shard and the others the slot in its table. A lookup admits a call
+//! by the key's rate, or clones a handle of its throttle, under the shard's lock. So under that lock, an entry
+//! whose throttle has one handle is owned by the table alone and no new handle can be created: that is how the sweep in `evict.rs` knows what it may evict, and why a key never has two states. Limits are
+//! computed outside all locks.
 
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use foldhash::fast::{FixedState, RandomState};
-use hashbrown::HashTable;
+use foldhash::fast::RandomState;
+use tidegate_core::cost::Cost;
+use tidegate_core::plan::Plan;
 use tidegate_core::random::Random;
 use tidegate_core::time::Instant;
 
@@ -19,12 +20,13 @@ use super::events::KeyedSinks;
 use super::evict::SweepBudget;
 use super::limits::Limits;
 use super::options::KeyedOptions;
-use super::rules::{Rule, Rules};
+use super::rules::{KeySettings, Rule, Rules};
+use super::shard::{Entered, Entry, RateTerms, Shard, random_of};
 use crate::clock::Clock;
 use crate::fault_injection::{Bug, is_injected};
 use crate::meter::KeyedMeter;
 use crate::state::State;
-use crate::sync::{AtomicU32, AtomicUsize, Mutex, MutexGuard, RwLock};
+use crate::sync::{AtomicU32, AtomicUsize, Mutex, RwLock};
 use crate::throttle::{Inner, Setup};
 
 /// Idle keys are swept once per this many lookups in a shard, and once per tick.
@@ -32,7 +34,7 @@ const SWEEP_EVERY: u32 = 256;
 
 /// The registry of all keys.
 pub(super) struct Registry<K> {
-    pub(super) shards: Box<[Shard<K>]>,
+    pub(super) shards: Box<[Arc<Shard<K>>]>,
     hasher: RandomState,
     pub(super) setup: Arc<Setup>,
     pub(super) sinks: Arc<KeyedSinks<K>>,
@@ -50,45 +52,11 @@ pub(super) struct Registry<K> {
     /// Serves new keys while the registry is full.
     pub(super) overflow: Arc<Inner>,
     pub(super) evictions: EvictionStats,
+    /// The terms of the latest key with only a rate: usually the next key has the same.
+    latest_terms: Mutex<Option<Arc<RateTerms>>>,
     /// Held while walking over all keys: one walk at a time.
     pub(super) walking: Mutex<()>,
     random: Random,
-}
-
-/// A shard of the keys, aligned so that neighbours do not share cache lines (false sharing).
-#[repr(align(128))]
-pub(super) struct Shard<K> {
-    table: Mutex<Table<K>>,
-}
-
-pub(super) struct Table<K> {
-    pub(super) entries: HashTable<Entry<K>>,
-    /// Where the sweep continues.
-    pub(super) cursor: usize,
-    pub(super) calls: u32,
-    /// The last tick in which a lookup in this shard triggered a sweep.
-    swept: u32,
-    /// How often entries were moved within the table, which a walk in steps must detect.
-    pub(super) moves: u32,
-    /// Admissions of evicted keys.
-    pub(super) evicted: EvictedAdmissions,
-}
-
-/// Requests admitted under keys that were evicted from a table.
-#[derive(Debug, Default)]
-pub(super) struct EvictedAdmissions {
-    pub(super) admitted: u64,
-    /// How far the current walk has read.
-    pub(super) walked: usize,
-    /// The admissions of keys that the walk had read before their eviction: they are already counted.
-    pub(super) read: u64,
-}
-
-pub(super) struct Entry<K> {
-    pub(super) key: K,
-    // Last use and version are stored with the throttle: an entry takes two words for a key of one, which
-    // keeps large tables dense in cache.
-    pub(super) throttle: Arc<Inner>,
 }
 
 /// Eviction counters and cursors.
@@ -124,23 +92,14 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
         meter: KeyedMeter,
         random: Random,
     ) -> Arc<Self> {
-        let shard = |_| Shard {
-            table: Mutex::new(Table {
-                entries: HashTable::new(),
-                cursor: 0,
-                calls: 0,
-                swept: 0,
-                moves: 0,
-                evicted: EvictedAdmissions::default(),
-            }),
-        };
         let overflow = Inner::new(Arc::clone(&overflow.plan), Arc::clone(&setup), random.fork(0), 0);
         overflow.lock().gates.bypass(!options.enabled);
         // More shards than keys would stay empty, and a call searches only a few of them for space.
         let shards = options.shards.min(options.keys_max.next_power_of_two());
+        let hasher = RandomState::default();
         let registry = Arc::new(Self {
-            shards: (0..shards).map(shard).collect(),
-            hasher: RandomState::default(),
+            shards: (0..shards).map(|_| Shard::new(hasher.clone())).collect(),
+            hasher,
             setup,
             sinks,
             meter,
@@ -152,6 +111,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
             keys: AtomicUsize::new(0),
             overflow,
             evictions: EvictionStats::default(),
+            latest_terms: Mutex::new(None),
             walking: Mutex::new(()),
             random,
         });
@@ -163,34 +123,60 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
         &*self.setup.clock
     }
 
-    /// The throttle of `key`, created if there is none.
+    /// Enters a call of this cost under `key`, which is created if there is none.
     #[inline]
+    pub(super) fn enter<Q>(&self, key: &Q, cost: Cost, now: Instant) -> Entered
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        self.find_or_create(key, Some(cost), now)
+    }
+
+    /// The throttle of `key`, created if there is none.
     pub(super) fn find<Q>(&self, key: &Q, now: Instant) -> Arc<Inner>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
+        match self.find_or_create(key, None, now) {
+            Entered::Throttle(throttle) => throttle,
+            Entered::Admitted(..) => unreachable!("there is no call to admit"),
+        }
+    }
+
+    #[inline]
+    fn find_or_create<Q>(&self, key: &Q, cost: Option<Cost>, now: Instant) -> Entered
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
         let hash = self.hasher.hash_one(key);
-        let mut table = self.shards[self.shard_of(hash)].lock();
+        let shard = &self.shards[self.shard_of(hash)];
+        let mut guard = shard.lock();
+        let table = &mut *guard;
         // Read under the lock, so that a change made before walking over the shards is not missed.
         let epoch = self.epoch.load(Ordering::Acquire);
-        let Some(entry) = table.entries.find(hash, |entry| entry.key.borrow() == key) else {
-            drop(table);
-            return self.create(key, hash, now);
+        let mut is_stale = false;
+        let is_key = |entry: &Entry<K>| {
+            // With the comparison: the two may be on different cache lines, which are then fetched together.
+            is_stale = entry.epoch() != epoch;
+            entry.key.borrow() == key
         };
-        // Before the handle is cloned: the two may be on different cache lines, which are then fetched
-        // together.
-        let is_stale = entry.throttle.epoch() != epoch;
-        let throttle = Arc::clone(&entry.throttle);
+        let Some(place) = table.entries.find_bucket_index(hash, is_key) else {
+            drop(guard);
+            return self.create(key, hash, cost, now);
+        };
+        let entered = shard.enter(table, (hash, place), cost.filter(|_| !is_stale), now);
         table.calls = table.calls.wrapping_add(1);
         let tick = ticks(now);
         let is_due = table.swept != tick || table.calls.is_multiple_of(SWEEP_EVERY);
         table.swept = tick;
-        drop(table);
+        drop(guard);
         if is_stale || is_due {
-            self.maintain(key, &throttle, now, is_stale, is_due);
+            self.maintain(key, &entered, now, is_stale, is_due);
         }
-        throttle
+        entered
     }
 
     /// The throttle of `key`, if there is one, with current limits. Does not count as use.
@@ -215,25 +201,29 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
         Q: Hash + Eq + ?Sized,
     {
         let hash = self.hasher.hash_one(key);
-        let table = self.shards[self.shard_of(hash)].lock();
-        let entry = table.entries.find(hash, |entry| entry.key.borrow() == key)?;
-        Some(Arc::clone(&entry.throttle))
+        let mut table = self.shards[self.shard_of(hash)].lock();
+        let entry = table.entries.find_mut(hash, |entry| entry.key.borrow() == key)?;
+        Some(Arc::clone(entry.throttle(hash)))
     }
 
     /// The key of a throttle; `None` for the overflow throttle.
     pub(super) fn key_of(&self, throttle: &Arc<Inner>) -> Option<K> {
         let hash = throttle.number();
         let table = self.shards[self.shard_of(hash)].lock();
-        let entry = table.entries.find(hash, |entry| Arc::ptr_eq(&entry.throttle, throttle))?;
+        let entry = table.entries.find(hash, |entry| entry.has(throttle))?;
         Some(entry.key.clone())
     }
 
     /// Throttles with handles outside the table, shard by shard, with their keys.
     pub(super) fn in_use(&self) -> impl Iterator<Item = (K, Arc<Inner>)> + '_ {
         self.shards.iter().flat_map(|shard| {
-            let table = shard.lock();
-            let in_use = table.entries.iter().filter(|entry| Arc::strong_count(&entry.throttle) > 1);
-            in_use.map(|entry| (entry.key.clone(), Arc::clone(&entry.throttle))).collect::<Vec<_>>()
+            let mut table = shard.lock();
+            let in_use = table.entries.iter_mut().filter(|entry| entry.is_in_use());
+            let with_key = |entry: &mut Entry<K>| {
+                let hash = self.hasher.hash_one(&entry.key);
+                (entry.key.clone(), Arc::clone(entry.throttle(hash)))
+            };
+            in_use.map(with_key).collect::<Vec<_>>()
         })
     }
 
@@ -248,12 +238,12 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
     }
 
     #[cold]
-    fn maintain<Q>(&self, key: &Q, throttle: &Arc<Inner>, now: Instant, is_stale: bool, is_due: bool)
+    fn maintain<Q>(&self, key: &Q, entered: &Entered, now: Instant, is_stale: bool, is_due: bool)
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        if is_stale {
+        if let (true, Entered::Throttle(throttle)) = (is_stale, entered) {
             self.refresh(&key.to_owned(), throttle);
         }
         if is_due {
@@ -265,7 +255,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
 
     #[cold]
     #[inline(never)]
-    fn create<Q>(&self, key: &Q, hash: u64, now: Instant) -> Arc<Inner>
+    fn create<Q>(&self, key: &Q, hash: u64, cost: Option<Cost>, now: Instant) -> Entered
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
@@ -275,31 +265,21 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
         let plans = self.plans.load(Ordering::Acquire);
         let mut budget = SweepBudget::new();
         if !self.make_space(now, &mut budget) {
-            return self.share(&key, now);
+            return Entered::Throttle(self.share(&key, now));
         }
         let (rule, settings) = self.rule_of(&key);
         // User code: no lock is held, and no place is reserved.
         let plan = rule.limits(&key).plan;
-        let kept = key.clone();
-        // From the key alone, not from this registry's hash: with the same seed a key gets the same stream
-        // every time.
-        let random = self.random.fork(FixedState::default().hash_one(&key));
-        let throttle = Inner::new(plan, Arc::clone(&self.setup), random, hash);
-        {
-            let mut state = throttle.lock();
-            (state.version, state.plans) = (version, plans);
-            state.gates.bypass(!settings.is_enabled);
-            throttle.follows(epoch);
-        }
-        let entry = Entry { key: kept, throttle: Arc::clone(&throttle) };
-        let mut table = loop {
-            let table = self.shards[self.shard_of(hash)].lock();
-            if let Some(found) = table.entries.find(hash, |entry| entry.key == key)
+        let mut entry = self.new_entry(key.clone(), hash, plan, (epoch, version, plans), &settings, cost);
+        let shard = &self.shards[self.shard_of(hash)];
+        let mut guard = loop {
+            let mut table = shard.lock();
+            if let Some(found) = table.entries.find_mut(hash, |entry| entry.key == key)
                 && !is_injected(Bug::InsertUnchecked)
             {
-                let throttle = Arc::clone(&found.throttle);
+                let throttle = Arc::clone(found.throttle(hash));
                 drop(table);
-                return self.refresh_found(&key, throttle);
+                return Entered::Throttle(self.refresh_found(&key, throttle));
             }
             // Under the lock that the entry is inserted under: a caller that finds neither the entry nor a
             // place came earlier.
@@ -308,22 +288,83 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
             }
             drop(table);
             if !self.make_space(now, &mut budget) {
-                return self.share(&key, now);
+                return Entered::Throttle(self.share(&key, now));
             }
         };
+        let table = &mut *guard;
+        let is_adopted = table.adopt(&mut entry, hash);
         table.will_grow();
-        table.entries.insert_unique(hash, entry, |entry| self.hasher.hash_one(&entry.key));
+        let inserted = table.entries.insert_unique(hash, entry, |entry| self.hasher.hash_one(&entry.key));
+        let place = inserted.bucket_index();
+        let entered = shard.enter(table, (hash, place), cost, now);
         let is_stale = self.epoch.load(Ordering::Acquire) != epoch && !is_injected(Bug::MissLimitChange);
-        drop(table);
+        drop(guard);
         if is_stale
+            || is_adopted
             || settings.is_closed
             || self.version.load(Ordering::Acquire) != version && !is_injected(Bug::MissLimitChange)
         {
-            self.refresh(&key, &throttle);
+            let throttle = match &entered {
+                Entered::Throttle(throttle) => Some(Arc::clone(throttle)),
+                // Admitted before the change; it follows from now on.
+                Entered::Admitted(..) => self.get::<K>(&key),
+            };
+            if let Some(throttle) = throttle {
+                self.refresh(&key, &throttle);
+            }
         }
         self.setup.sinks.guard(|| self.meter.added());
         self.sweep_idle(self.shard_of(hash), now, &mut budget);
-        throttle
+        entered
+    }
+
+    /// The entry of a new key. For a call under only a rate it has no throttle; a measured registry counts every
+    /// call by the throttles.
+    fn new_entry(
+        &self,
+        key: K,
+        hash: u64,
+        plan: Arc<Plan>,
+        (epoch, version, plans): (u32, u32, u32),
+        settings: &KeySettings,
+        cost: Option<Cost>,
+    ) -> Entry<K> {
+        let is_measured = self.overflow.gauge_handle.is_measured();
+        if cost.is_some()
+            && plan.is_rate_alone()
+            && settings.is_enabled
+            && !settings.is_closed
+            && !is_measured
+        {
+            return Entry::with_rate(key, self.terms(plan, epoch, version, plans));
+        }
+        let random = random_of(self.random, &key);
+        let throttle = Inner::new(plan, Arc::clone(&self.setup), random, hash);
+        {
+            let mut state = throttle.lock();
+            (state.version, state.plans) = (version, plans);
+            state.gates.bypass(!settings.is_enabled);
+            throttle.follows(epoch);
+        }
+        Entry::with_throttle(key, throttle)
+    }
+
+    /// The terms of a new key, shared with the key before if they are the same.
+    fn terms(&self, plan: Arc<Plan>, epoch: u32, version: u32, plans: u32) -> Arc<RateTerms> {
+        let mut latest = self.latest_terms.lock();
+        let is_same = |terms: &&Arc<RateTerms>| {
+            Arc::ptr_eq(&terms.plan, &plan)
+                && (terms.epoch, terms.version, terms.plans) == (epoch, version, plans)
+        };
+        if let Some(terms) = latest.as_ref().filter(is_same) {
+            return Arc::clone(terms);
+        }
+        let (setup, random) = (Arc::clone(&self.setup), self.random);
+        let terms = Arc::new(RateTerms { plan, setup, random, epoch, version, plans });
+        let old = latest.replace(Arc::clone(&terms));
+        drop(latest);
+        drop(old);
+        terms
     }
 
     /// The registry is full: returns the overflow throttle, unless another thread has created the key since.
@@ -347,22 +388,6 @@ impl<K> Drop for Registry<K> {
     fn drop(&mut self) {
         let keys = u32::try_from(*self.keys.get_mut()).unwrap_or(u32::MAX);
         self.setup.sinks.guard(|| self.meter.registry_dropped(keys));
-    }
-}
-
-impl<K> Shard<K> {
-    #[inline]
-    pub(super) fn lock(&self) -> MutexGuard<'_, Table<K>> {
-        self.table.lock()
-    }
-}
-
-impl<K> Table<K> {
-    /// Before an insert: without spare capacity all entries may move.
-    fn will_grow(&mut self) {
-        if self.entries.len() == self.entries.capacity() {
-            self.moves = self.moves.wrapping_add(1);
-        }
     }
 }
 

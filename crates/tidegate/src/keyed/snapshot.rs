@@ -14,7 +14,9 @@ use tidegate_core::snapshot::{CircuitState, Snapshot};
 use tidegate_core::time::Instant;
 
 use super::Keyed;
-use super::registry::{Registry, Table};
+use super::registry::Registry;
+use super::shard::{Slot, Table, random_of};
+use crate::state::State;
 use crate::wait_counters::WaitCounters;
 
 /// Table slots read per lock acquisition.
@@ -270,7 +272,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
     }
 }
 
-impl<K: Clone> Walk<K> {
+impl<K: Hash + Clone> Walk<K> {
     fn new(top: usize) -> Self {
         Self {
             top,
@@ -291,24 +293,36 @@ impl<K: Clone> Walk<K> {
         let end = place.saturating_add(places).min(table.entries.num_buckets());
         for place in place..end {
             let Some(entry) = table.entries.get_bucket(place) else { continue };
-            let state = entry.throttle.lock();
-            let (gates, plan) = (&state.gates, &state.plan);
             self.keys += 1;
-            self.admitted += gates.admitted();
-            self.waiting += u64::from(state.waiting());
-            self.in_flight += u64::from(gates.in_flight());
-            match gates.circuit_state(at) {
-                Some(CircuitState::Open) => self.open += 1,
-                Some(CircuitState::HalfOpen) => self.half_open += 1,
-                Some(CircuitState::Closed) | None => {}
-            }
-            self.paused += u64::from(gates.is_paused(plan, at));
-            if self.wants(gates.admitted()) {
-                let throttle = gates.snapshot(plan, state.waiting(), at);
-                drop(state);
+            let throttle = match entry.slot() {
+                Slot::Rate { terms, state } => {
+                    self.admitted += state.admitted();
+                    self.wants(state.admitted()).then(|| {
+                        let gates = state.gates(&terms.plan, random_of(terms.random, &entry.key));
+                        gates.snapshot(&terms.plan, 0, at)
+                    })
+                }
+                Slot::Throttle(throttle) => self.add_throttle(&throttle.lock(), at),
+            };
+            if let Some(throttle) = throttle {
                 self.put(ByAdmissions(KeyView { key: entry.key.clone(), throttle }));
             }
         }
+    }
+
+    /// Counts a throttle, and returns its snapshot if it is one of the busiest so far.
+    fn add_throttle(&mut self, state: &State, at: Instant) -> Option<Snapshot> {
+        let (gates, plan) = (&state.gates, &state.plan);
+        self.admitted += gates.admitted();
+        self.waiting += u64::from(state.waiting());
+        self.in_flight += u64::from(gates.in_flight());
+        match gates.circuit_state(at) {
+            Some(CircuitState::Open) => self.open += 1,
+            Some(CircuitState::HalfOpen) => self.half_open += 1,
+            Some(CircuitState::Closed) | None => {}
+        }
+        self.paused += u64::from(gates.is_paused(plan, at));
+        self.wants(gates.admitted()).then(|| gates.snapshot(plan, state.waiting(), at))
     }
 
     fn wants(&self, admitted: u64) -> bool {

@@ -365,6 +365,7 @@ impl Shared {
     /// The levels with the limits given for one call.
     pub(super) fn with_limits(levels: &Arc<Levels>, limits: &[Limit]) -> Result<Arc<Levels>, LimitError> {
         let policy = Policy::new(limits.iter().cloned())?;
+        policy.check_call()?;
         let rules = policy.rules().iter().map(|rule| (**rule).clone());
         Ok(Arc::new(levels.with_call_limits(rules)))
     }
@@ -390,10 +391,8 @@ pub(super) fn new_draw(lease: LeaseId, levels: Arc<Levels>, units: Units, deadli
 
 /// This process's share of a rule.
 fn share_of(rule: &Rule, part: Share) -> Rule {
-    let shape = rule.shape();
-    let limit = Limit::per(rule.name().as_str(), part.of(shape.amount()), shape.period());
     // A share of a valid rule is valid: both numbers are at least one, and the refill time stays the same.
-    let shared = limit.burst(part.of(shape.burst())).check().unwrap_or_else(|_| rule.clone());
+    let shared = rule.map_units(|units| part.of(units)).unwrap_or_else(|_| rule.clone());
     // A limit given with a call keeps its own bucket.
     if rule.is_of_call() { shared.of_call() } else { shared }
 }

@@ -2,14 +2,18 @@
 
 use std::sync::Arc;
 
+use tidegate_core::limit::balance::Balance;
+use tidegate_core::limit::cascade::InvalidCost;
 use tidegate_core::limit::entity::Entity;
-use tidegate_core::limit::name::EntityId;
+use tidegate_core::limit::meter::Meter;
+use tidegate_core::limit::name::{EntityId, LimitKey};
 use tidegate_core::limit::policy::{Expect, Policy, Scope, Version, Versioned};
 use tidegate_core::limit::policy_changes::{PolicyChanges, Step, Undeclared, plan};
-use tidegate_store::{Listing, Paging, PolicyChange, StoreError};
+use tidegate_store::{Listing, Paging, PolicyChange, Repair, StoreError};
 
-use super::Limiter;
+use super::acquire::SubjectRef;
 use super::error::LimitError;
+use super::{Limiter, Shared};
 
 /// Administrative changes on behalf of an actor. Every change is audited and takes effect at once in this
 /// process; other processes notice it within their cache TTL.
@@ -89,6 +93,43 @@ impl Admin {
         let shared = &self.limiter.shared;
         let answer = shared.call_store_slow(shared.store.remove(id, expect, &self.actor)).await;
         self.is_written(answer)
+    }
+
+    /// Sets the units available in the bucket of one limit that a subject draws from, and returns its balance and
+    /// the version of the change. It
+    /// repairs a bucket after a wrong settlement: no caller needs to wait until the debt is paid. Without `units`
+    /// the bucket is full again.
+    ///
+    /// # Errors
+    /// [`LimitError::Cost`] if the subject has no such limit, [`StoreError::Invalid`] for more units than the
+    /// burst; otherwise as [`set_policy`](Self::set_policy).
+    ///
+    /// # Cancel safety
+    /// Dropping the future may or may not leave the change done. If the audit has it, it may not have been made.
+    pub async fn set_bucket<'a>(
+        &self,
+        subject: impl Into<SubjectRef<'a>>,
+        limit: &LimitKey,
+        units: Option<u64>,
+    ) -> Result<Versioned<Balance>, LimitError> {
+        let shared = &self.limiter.shared;
+        let (all, _) = shared.levels(subject.into()).await?;
+        let Some(levels) = all.single(limit.across, limit.name.as_str()).map(Arc::new) else {
+            let subject = all.subject();
+            let subject = limit.across.map_or_else(|| subject.clone(), |across| subject.pooled(across));
+            let (name, known) = (limit.name.to_string(), all.names().to_vec());
+            return Err(LimitError::from(InvalidCost::Unknown { subject, name, known }));
+        };
+        let level = &levels.levels()[0];
+        let burst = level.limits[0].rule.shape().burst();
+        let lease = Shared::new_id();
+        let repair = Repair { lease, levels: Arc::clone(&levels), units: units.unwrap_or(burst) };
+        let Versioned { version, value: moved } =
+            shared.call_store_slow(shared.store.repair(&repair, &self.actor)).await?;
+        shared.waiters.returned(&levels);
+        let meter = moved.readings.first().map(|reading| reading.meter(&levels));
+        let meter = meter.unwrap_or_else(|| Meter::new(Arc::clone(&level.limits[0].rule), levels.version()));
+        Ok(Versioned { version, value: Balance::of(&level.subject, &meter, 0, moved.at) })
     }
 
     /// Invalidates what a change affects; everything, if it is unknown whether the change was made.

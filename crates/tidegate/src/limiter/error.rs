@@ -57,6 +57,14 @@ pub enum LimitError {
         /// The subject.
         subject: Subject,
     },
+    /// The entity is disabled, or one that it draws from.
+    #[error("the entity `{entity}` is disabled: requests of {subject} are refused")]
+    Disabled {
+        /// The subject.
+        subject: Subject,
+        /// The disabled entity.
+        entity: EntityId,
+    },
     /// The cost is invalid.
     #[error(transparent)]
     Cost(#[from] Box<InvalidCost>),

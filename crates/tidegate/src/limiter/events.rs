@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use tidegate_core::limit::lease::LeaseId;
-use tidegate_core::limit::name::Subject;
+use tidegate_core::limit::name::{LimitName, Subject};
 
 /// An event of a limiter.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,6 +33,16 @@ pub enum LimitEvent {
         lease: LeaseId,
         /// Endings that are queued.
         waiting: usize,
+    },
+    /// A lease was settled or adjusted above the held units, and a bucket's debt is at its bound: the ledger has all
+    /// of the usage, and the bucket takes no more of it.
+    DebtBound {
+        /// The bucket: a subject, or a pool.
+        bucket: Subject,
+        /// The limit.
+        limit: LimitName,
+        /// The bound.
+        debt_max: u64,
     },
     /// A draw was decided by newer rules than this process had cached; they are read again.
     RulesStale {

@@ -17,7 +17,7 @@ use tidegate_store::{Bucket, BucketSnapshot, Lookup};
 
 use super::acquire::SubjectRef;
 use super::error::{LimitError, LimitLine, Limited};
-use super::request::Request;
+use super::request::{Request, refuse_disabled};
 use super::{Limiter, Shared};
 
 /// The result that a draw would have, and why. Nothing was drawn.
@@ -60,6 +60,7 @@ impl Request<'_> {
     /// Draws nothing.
     pub async fn explain(self) -> Result<Explanation, LimitError> {
         let (levels, _) = self.levels().await?;
+        refuse_disabled(&levels)?;
         let units = levels.units(self.cost())?;
         let subjects = levels.levels().iter().map(|level| level.subject.clone()).collect();
         let lookup = Lookup::Subjects(subjects);

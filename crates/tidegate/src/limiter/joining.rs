@@ -14,6 +14,7 @@ use super::acquire::{Kind, SubjectRef, new_draw};
 use super::error::LimitError;
 use super::events::LimitEvent;
 use super::lease::{Lease, SettleStatus, State};
+use super::request::refuse_disabled;
 use super::waiters::{Ticket, Waiters};
 use super::{Limiter, Shared};
 use crate::joined::Queues;
@@ -101,6 +102,7 @@ impl Limiter {
         self.shared.check_open()?;
         let _call = self.shared.count_call();
         let (levels, unavailable) = self.request(subject, cost).levels().await?;
+        refuse_disabled(&levels)?;
         let units = levels.units(cost)?;
         match Shared::never_granted(&levels, &units) {
             Some(never) => Err(never.into_error()),

@@ -25,6 +25,7 @@ use super::Shared;
 use super::breaker::CallFailure;
 use super::error::{LimitError, Limited};
 use super::explain::{LimitFilter, by_subject, lines};
+use super::remote::is_above;
 use super::settler::{End, EndingError};
 
 /// Units drawn from a shared limit.
@@ -231,6 +232,7 @@ impl Lease {
         let deltas = self.now.levels.deltas(changes.as_ref())?;
         check_held(&self.now.levels, &self.now.actual, &deltas)?;
         let gives_back = deltas.iter().flatten().any(|delta| *delta < 0);
+        let takes = deltas.iter().flatten().any(|delta| *delta > 0);
         for (held, delta) in self.now.actual.iter_mut().zip(&deltas) {
             if let Some(delta) = delta {
                 *held = Some(held.unwrap_or(0).saturating_add_signed(*delta));
@@ -243,6 +245,9 @@ impl Lease {
         let adjust = Adjust { lease: self.now.lease, step, levels, deltas };
         match self.call(self.store().adjust(&adjust)).await {
             Ok(moved) => {
+                if takes {
+                    self.shared.report_debts(&self.now.levels, &moved);
+                }
                 self.learn(moved);
                 if gives_back {
                     self.shared.waiters.returned(&self.now.levels);
@@ -315,6 +320,8 @@ impl Lease {
         // The units of a refused ending are not those that the store holds.
         let is_again = matches!(self.state, State::Refused(_));
         let gives_back = is_again || amounts.iter().zip(&self.now.actual).any(|(actual, held)| actual < held);
+        // The readings show whether a debt reaches its bound.
+        self.now.is_watched |= is_above(&amounts, &self.now.actual);
         self.now.actual = amounts;
         self.next_step();
         // No longer open from here on, even if the store panics.
@@ -323,7 +330,8 @@ impl Lease {
             && let Some(answer) = self.store().settle(&self.now).now()
         {
             // An in-process store is always available, so nothing is queued for the settler.
-            return self.finish_ending(answer.map(drop), Ending::Settled, gives_back);
+            let answer = answer.map(|moved| self.shared.settled(&self.now, &moved));
+            return self.finish_ending(answer, Ending::Settled, gives_back);
         }
         self.end(Ending::Settled, gives_back).await
     }
@@ -368,7 +376,10 @@ impl Lease {
                 let cancel = self.cancellation();
                 self.call(self.store().cancel(&cancel)).await.map(drop)
             }
-            _ => self.call(self.store().settle(&self.now)).await.map(drop),
+            _ => {
+                let answer = self.call(self.store().settle(&self.now)).await;
+                answer.map(|moved| self.shared.settled(&self.now, &moved))
+            }
         };
         match answer {
             Err(failed) if failed.error.is_transient() => {

@@ -115,6 +115,7 @@ struct Counters {
     ended: AtomicU64,
     refused: AtomicU64,
     degraded: AtomicU64,
+    debt_bound: AtomicU64,
 }
 
 /// Counters and state of a limiter.
@@ -127,6 +128,8 @@ pub struct LimiterStats {
     pub refused: u64,
     /// Leases granted while the store was unavailable.
     pub degraded: u64,
+    /// Settlements and adjustments above the held units that left a bucket at the bound of its debt.
+    pub debt_bound: u64,
     /// Leases that have neither ended nor been [detached](Lease::detach).
     pub open_leases: u64,
     /// Callers waiting for their turn.
@@ -186,6 +189,7 @@ impl Limiter {
             granted: shared.counters.granted.load(Ordering::Relaxed),
             refused: shared.counters.refused.load(Ordering::Relaxed),
             degraded: shared.counters.degraded.load(Ordering::Relaxed),
+            debt_bound: shared.counters.debt_bound.load(Ordering::Relaxed),
             open_leases: shared.open_leases(),
             waiting: shared.waiters.waiting(),
             settling: shared.settler.pending(),

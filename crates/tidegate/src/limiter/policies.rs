@@ -479,7 +479,9 @@ impl Shared {
             (subject, resolved)
         };
         let levels = Levels::new(version, subjects.into_iter().enumerate().map(level).collect());
-        Ok((levels, written.version))
+        let disabled = lineage.iter().find(|entity| entity.value.is_disabled());
+        let disabled = disabled.map(|entity| entity.value.id().clone());
+        Ok((levels.with_disabled(disabled), written.version))
     }
 
     /// Calls the store for an operation that can be retried.

@@ -5,6 +5,7 @@
 //! process; a remote holder keeps its own state behind a network, and this process may restart between two of
 //! its calls. So each call reads the levels and held units from the store, and the store decides by the step.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tidegate_core::limit::balance::Balance;
@@ -19,6 +20,7 @@ use tidegate_store::{
 };
 
 use super::error::{LimitError, Limited};
+use super::events::LimitEvent;
 use super::lease::{Backing, SettleStatus, State};
 use super::{Lease, Limiter, Shared};
 
@@ -148,6 +150,9 @@ impl Limiter {
         }
         let adjust = Adjust { lease: id, step, levels, deltas };
         let moved = shared.call_backing(backing, shared.store_of(backing).adjust(&adjust)).await?;
+        if adjust.deltas.iter().flatten().any(|delta| *delta > 0) {
+            shared.report_debts(&adjust.levels, &moved);
+        }
         if adjust.deltas.iter().flatten().any(|delta| *delta < 0) {
             shared.waiters.returned(&adjust.levels);
         }
@@ -188,8 +193,8 @@ impl Limiter {
         actual: impl AsRef<[(&'a str, u64)]>,
     ) -> Result<LeaseStep, LimitError> {
         let (shared, actual) = (&self.shared, actual.as_ref());
-        let (backing, levels) = match shared.standing(id).await? {
-            (backing, LeaseStatus::Open(held)) => (backing, held.levels),
+        let (backing, levels, held) = match shared.standing(id).await? {
+            (backing, LeaseStatus::Open(found)) => (backing, found.levels, found.record),
             // The limits it drew from are forgotten; how it ended is not.
             (_, LeaseStatus::Ended(ended)) => {
                 return repeat_of(id, &ended, ended.turn_settle(step, digest(actual.iter().copied())));
@@ -198,6 +203,9 @@ impl Limiter {
         let actual = levels.amounts(actual)?;
         let settle = Settle { lease: id, step, levels, actual, is_watched: true };
         let moved = shared.call_backing(backing, shared.store_of(backing).settle(&settle)).await?;
+        if is_above(&settle.actual, held.held()) {
+            shared.report_debts(&settle.levels, &moved);
+        }
         shared.waiters.returned(&settle.levels);
         Ok(LeaseStep::of(&settle.levels, &moved))
     }
@@ -242,7 +250,40 @@ fn repeat_of(lease: LeaseId, ended: &EndRecord, turn: Turn) -> Result<LeaseStep,
     Err(LimitError::Store(StoreError::Ended { lease, how: ended.how }))
 }
 
+/// Whether any of `actual` is more than is held.
+pub(super) fn is_above(actual: &[Option<u64>], held: &[Option<u64>]) -> bool {
+    actual.iter().zip(held).any(|(actual, held)| actual.unwrap_or(0) > held.unwrap_or(0))
+}
+
 impl Shared {
+    /// Handles a settlement. It has readings if it is above the held units.
+    pub(super) fn settled(&self, settle: &Settle, moved: &Movement) {
+        if settle.is_watched {
+            self.report_debts(&settle.levels, moved);
+        }
+    }
+
+    /// Reports the buckets whose debt is at its bound after a step that took units whether available or not.
+    pub(super) fn report_debts(&self, levels: &Levels, moved: &Movement) {
+        if moved.is_repeat {
+            return;
+        }
+        for reading in &moved.readings {
+            let level = &levels.levels()[reading.level];
+            let line = level.limits.iter().find(|line| line.name == reading.name);
+            let Some((line, debt_max)) = line.and_then(|line| Some((line, line.debt_max?))) else { continue };
+            let bound = 0_i64.saturating_sub_unsigned(debt_max);
+            if reading.meter(levels).available(moved.at) <= bound {
+                self.counters.debt_bound.fetch_add(1, Ordering::Relaxed);
+                self.listeners.notify(&LimitEvent::DebtBound {
+                    bucket: level.subject.clone(),
+                    limit: line.rule.name().clone(),
+                    debt_max,
+                });
+            }
+        }
+    }
+
     /// The lease, if it is open, and what backs it.
     async fn open_lease(&self, lease: LeaseId) -> Result<(Backing, LeaseSnapshot), LimitError> {
         match self.standing(lease).await? {

@@ -4,9 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate_core::bucket::AMOUNT_MAX;
 use tidegate_core::limit::balance::Balance;
+use tidegate_core::limit::cascade::{InvalidCost, Levels, Units};
 use tidegate_core::limit::lease::LeaseId;
-use tidegate_core::limit::policy::OnUnavailable;
+use tidegate_core::limit::policy::{OnExpiry, OnUnavailable};
 use tidegate_core::limit::rule::Limit;
 use tidegate_store::StoreError;
 use tokio::time::Instant;
@@ -16,7 +18,7 @@ use super::acquire::{Kind, SubjectRef, close_spent, new_draw};
 use super::builder::DEADLINES;
 use super::error::LimitError;
 use super::events::LimitEvent;
-use super::lease::Lease;
+use super::lease::{AdjustStatus, Lease, SettleStatus};
 use super::policies::LevelsResult;
 use super::waiters::{Head, ReturnWatch, Ticket, TurnError};
 
@@ -46,14 +48,31 @@ pub struct Request<'a> {
     subject: SubjectRef<'a>,
     cost: &'a [(&'a str, u64)],
     limits: Vec<Limit>,
+    /// Units of limits that may not exist.
+    if_limited: &'a [(&'a str, u64)],
+    is_recorded: bool,
     deadline: Duration,
+    on_expiry: Option<OnExpiry>,
     id: Option<LeaseId>,
 }
+
+/// More than any use: the rate of a limit that only counts.
+const UNLIMITED: u64 = AMOUNT_MAX;
 
 impl<'a> Request<'a> {
     pub(super) fn new(shared: &'a Arc<Shared>, subject: SubjectRef<'a>, cost: &'a [(&'a str, u64)]) -> Self {
         let deadline = shared.lease_deadline;
-        Self { shared, subject, cost, limits: Vec::new(), deadline, id: None }
+        Self {
+            shared,
+            subject,
+            cost,
+            limits: Vec::new(),
+            if_limited: &[],
+            is_recorded: false,
+            deadline,
+            on_expiry: None,
+            id: None,
+        }
     }
 
     /// Sets limits for this call, which replace the subject's own of the same names. Each has its own bucket
@@ -63,9 +82,40 @@ impl<'a> Request<'a> {
         self
     }
 
+    /// Also draws these units, from the limits of these names that exist.
+    pub const fn if_limited(mut self, cost: &'a [(&'a str, u64)]) -> Self {
+        self.if_limited = cost;
+        self
+    }
+
+    /// Units of names that nothing limits are granted, and recorded as usage. Without this they are an error.
+    ///
+    /// ```
+    /// use tidegate::{Limit, Limiter, Memory};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = Limiter::builder(Memory::new()).defaults([Limit::per_minute("rpm", 60)]).build()?;
+    /// let cost = [("rpm", 1), ("tokens", 500)];
+    /// let mut lease = limiter.request(("acme", "gpt-4"), &cost).recorded().try_acquire().await?;
+    /// lease.settle([("tokens", 420)]).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub const fn recorded(mut self) -> Self {
+        self.is_recorded = true;
+        self
+    }
+
     /// How long after the draw the lease expires if it is never ended.
     pub const fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
+        self
+    }
+
+    /// What happens when the lease expires, instead of what the policy says.
+    pub const fn on_expiry(mut self, behaviour: OnExpiry) -> Self {
+        self.on_expiry = Some(behaviour);
         self
     }
 
@@ -129,6 +179,38 @@ impl<'a> Request<'a> {
         let balances = lease.balances_at_draw();
         close_spent(lease);
         Ok(balances)
+    }
+
+    /// Draws units that were used already: missing units become debt, and no limit refuses. It neither waits
+    /// nor queues. Units that the store has not recorded are sent with the settle, as the status says.
+    ///
+    /// # Errors
+    /// As [`Limiter::try_acquire`](super::Limiter::try_acquire), without the refusals.
+    ///
+    /// # Panics
+    /// As [`Limiter::try_acquire`](super::Limiter::try_acquire).
+    ///
+    /// # Cancel safety
+    /// Dropping the future returns what it drew, in the background.
+    pub async fn overdraw(self) -> Result<(Lease, AdjustStatus), LimitError> {
+        let mut lease = self.draw_nothing().await?;
+        let change = |(name, units): &(&'a str, u64)| (*name, i64::try_from(*units).unwrap_or(i64::MAX));
+        let recorded = lease.adjust(self.cost.iter().map(change).collect::<Vec<_>>()).await?;
+        Ok((lease, recorded))
+    }
+
+    /// Records units that were used already: [`overdraw`](Self::overdraw), settled at once.
+    ///
+    /// # Errors
+    /// As [`overdraw`](Self::overdraw).
+    ///
+    /// # Panics
+    /// As [`Limiter::try_acquire`](super::Limiter::try_acquire).
+    ///
+    /// # Cancel safety
+    /// Dropping the future may or may not leave the units recorded.
+    pub async fn debit(self) -> Result<SettleStatus, LimitError> {
+        self.draw_nothing().await?.settle(self.cost).await
     }
 
     /// Draws, waiting up to `within`.
@@ -251,10 +333,14 @@ impl<'a> Request<'a> {
     /// Draws if that needs no waiting: the levels are cached, and the store replies immediately.
     #[inline]
     pub(super) fn draw_fast(&self, kind: Kind) -> Option<Result<Lease, LimitError>> {
-        if !self.shared.is_immediate || !self.limits.is_empty() || self.id.is_some() {
+        let is_plain = self.limits.is_empty() && self.if_limited.is_empty() && !self.is_recorded;
+        if !self.shared.is_immediate || !is_plain || self.id.is_some() || self.on_expiry.is_some() {
             return None;
         }
         let levels = self.shared.levels_now(self.subject)?;
+        if levels.disabled().is_some() {
+            return Some(Err(refuse_disabled(&levels).err()?));
+        }
         if levels.is_empty() {
             return Some(Err(LimitError::NoLimits { subject: levels.subject().clone() }));
         }
@@ -268,7 +354,28 @@ impl<'a> Request<'a> {
     async fn resolve_and_draw(&self, kind: Kind) -> Result<Lease, LimitError> {
         let _call = self.shared.count_call();
         let (levels, unavailable) = self.levels().await?;
-        let units = levels.units(self.cost)?;
+        refuse_disabled(&levels)?;
+        let units = self.units(&levels)?;
+        self.draw_units(kind, levels, units, unavailable).await
+    }
+
+    /// Opens a lease that holds nothing, for a valid cost.
+    async fn draw_nothing(&self) -> Result<Lease, LimitError> {
+        self.check()?;
+        let _call = self.shared.count_call();
+        let (levels, unavailable) = self.levels().await?;
+        self.units(&levels)?;
+        let nothing = levels.amounts(&[])?;
+        self.draw_units(Kind::Draw, levels, nothing, unavailable).await
+    }
+
+    async fn draw_units(
+        &self,
+        kind: Kind,
+        levels: Arc<Levels>,
+        units: Units,
+        unavailable: Option<StoreError>,
+    ) -> Result<Lease, LimitError> {
         if let Some(id) = self.id {
             return self
                 .shared
@@ -298,7 +405,7 @@ impl<'a> Request<'a> {
     async fn drawn_before(&self) -> Result<Option<Lease>, LimitError> {
         let Some(id) = self.id else { return Ok(None) };
         let (levels, _) = self.levels().await?;
-        let units = levels.units(self.cost)?;
+        let units = self.units(&levels)?;
         self.shared.drawn_before(&new_draw(id, levels, units, self.deadline)).await
     }
 
@@ -315,18 +422,41 @@ impl<'a> Request<'a> {
             }
             known => known?,
         };
-        let levels =
-            if self.limits.is_empty() { levels } else { Shared::with_limits(&levels, &self.limits)? };
+        let mut limits = self.limits.clone();
+        if self.is_recorded {
+            let is_known = |name: &str| {
+                levels.position(name).is_ok() || self.limits.iter().any(|limit| limit.name() == name)
+            };
+            let unknown = self.cost.iter().filter(|(name, _)| !is_known(name));
+            limits.extend(unknown.map(|(name, _)| Limit::per_second(*name, UNLIMITED)));
+        }
+        let levels = if limits.is_empty() { levels } else { Shared::with_limits(&levels, &limits)? };
+        let levels = match self.on_expiry {
+            Some(behaviour) if behaviour != levels.on_expiry().0 => {
+                Arc::new(Levels::clone(&levels).with_on_expiry(behaviour))
+            }
+            _ => levels,
+        };
         if levels.is_empty() {
             return Err(LimitError::NoLimits { subject: self.subject.check()? });
         }
         Ok((levels, unavailable))
     }
 
+    /// The units of the cost, with those of limits that exist.
+    fn units(&self, levels: &Levels) -> Result<Units, InvalidCost> {
+        if self.if_limited.is_empty() {
+            return levels.units(self.cost);
+        }
+        let known = self.if_limited.iter().filter(|(name, _)| levels.position(name).is_ok());
+        levels.units(&self.cost.iter().chain(known).copied().collect::<Vec<_>>())
+    }
+
     /// Refuses what is invalid or can never be granted, before any other error.
     async fn check_possible(&self) -> Result<(), LimitError> {
         let (levels, _) = self.levels().await?;
-        let units = levels.units(self.cost)?;
+        refuse_disabled(&levels)?;
+        let units = self.units(&levels)?;
         Shared::never_granted(&levels, &units).map_or(Ok(()), |never| Err(never.into_error()))
     }
 
@@ -345,6 +475,16 @@ impl<'a> Request<'a> {
 
     pub(super) fn shared(&self) -> &Shared {
         self.shared
+    }
+}
+
+/// Refuses to draw for a disabled entity. Units that were used already can still be reported.
+pub(super) fn refuse_disabled(levels: &Levels) -> Result<(), LimitError> {
+    match levels.disabled() {
+        None => Ok(()),
+        Some(entity) => {
+            Err(LimitError::Disabled { subject: levels.subject().clone(), entity: entity.clone() })
+        }
     }
 }
 

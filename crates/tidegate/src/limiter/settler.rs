@@ -321,7 +321,10 @@ impl Shared {
     async fn send_ending(&self, job: &Job) -> SendResult {
         let answer = match &job.end {
             End::Cancel(cancel) => self.breaker.call(self.store.cancel(cancel)).await,
-            End::Settle(settle) => self.breaker.call(self.store.settle(settle)).await,
+            End::Settle(settle) => {
+                let answer = self.breaker.call(self.store.settle(settle)).await;
+                answer.inspect(|moved| self.settled(settle, moved))
+            }
         };
         let Err(failed) = answer else {
             self.waiters.returned(match &job.end {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use tidegate_core::limit::name::{EntityId, LimitName, ResourceName};
+use tidegate_core::limit::name::{EntityId, LimitKey, ResourceName};
 use tidegate_core::limit::usage::{Tally, Usage, Window};
 use tidegate_core::time::Stamp;
 use tidegate_store::{Page, Paging, UsageOf, UsageQuery};
@@ -14,8 +14,9 @@ use super::error::LimitError;
 /// Usage summed over windows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UsageSum {
-    /// Usage per limit name.
-    pub limits: BTreeMap<LimitName, Tally>,
+    /// Usage per limit. A pooled limit has a line of its own: the same leases may count in another limit of
+    /// that name, too.
+    pub limits: BTreeMap<LimitKey, Tally>,
     /// The number of windows summed.
     pub windows: u64,
 }
@@ -70,7 +71,7 @@ impl Limiter {
         self.usage(&UsageQuery { of, window, range }, paging).await
     }
 
-    /// Usage summed per limit name. For a resource each unit counts once: what parents account for their
+    /// Usage summed per limit. For a resource each unit counts once: what parents account for their
     /// children is not in [`Tally::own`], but in [`Tally::units`].
     ///
     /// # Errors
@@ -85,7 +86,8 @@ impl Limiter {
             let page = self.usage(query, &paging).await?;
             for line in page.items {
                 sum.windows += 1;
-                sum.limits.entry(line.limit).or_default().add(line.tally);
+                let key = LimitKey { across: line.subject.across(), name: line.limit };
+                sum.limits.entry(key).or_default().add(line.tally);
             }
             match page.next {
                 Some(next) => paging = first.clone().after(next),
@@ -94,24 +96,26 @@ impl Limiter {
         }
     }
 
-    /// How much of a resource's limits is in use, per limit name, over all its buckets. Limits given with
-    /// calls are not included. A bucket counts by the rule of its last draw.
+    /// How much of a resource's limits is in use, per limit, over all its buckets. A limit that is pooled across
+    /// entities has one bucket; limits that are pooled across resources, and those given with calls, are not
+    /// included. A bucket counts by the rule of its last draw.
     ///
     /// # Errors
     /// [`LimitError::Name`] for an invalid name, [`LimitError::Unavailable`] if the store is unavailable.
     ///
     /// # Cancel safety
     /// Changes nothing.
-    pub async fn capacity(&self, resource: &str) -> Result<BTreeMap<LimitName, Capacity>, LimitError> {
+    pub async fn capacity(&self, resource: &str) -> Result<BTreeMap<LimitKey, Capacity>, LimitError> {
         let resource = ResourceName::new(resource)?;
         let first = Paging::first(1_000).map_err(LimitError::Store)?;
-        let (mut sum, mut paging): (BTreeMap<LimitName, Capacity>, _) = (BTreeMap::new(), first.clone());
+        let (mut sum, mut paging): (BTreeMap<LimitKey, Capacity>, _) = (BTreeMap::new(), first.clone());
         loop {
             let shared = &self.shared;
             let page = shared.call_store_slow(shared.store.buckets(&resource, &paging)).await?;
             for bucket in page.items {
                 for meter in bucket.meters.iter().filter(|meter| !meter.rule().is_of_call()) {
-                    let capacity = sum.entry(meter.rule().name().clone()).or_default();
+                    let (name, across) = (meter.rule().name().clone(), bucket.subject.across());
+                    let capacity = sum.entry(LimitKey { name, across }).or_default();
                     capacity.buckets += 1;
                     capacity.burst = capacity.burst.saturating_add(meter.rule().shape().burst());
                     capacity.available = capacity.available.saturating_add(meter.available(bucket.at));

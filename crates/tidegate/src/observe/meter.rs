@@ -22,6 +22,7 @@ use tidegate_core::outcome::{Kind, Outcome};
 use tidegate_core::per_second::PerSecond;
 use tidegate_core::refused::Refused;
 use tidegate_core::snapshot::CircuitState;
+use tidegate_core::verdict::GateName;
 
 use crate::builder::Builder;
 use crate::keyed::KeyedBuilder;
@@ -38,11 +39,16 @@ const GAUGE_NAMES: [(&str, Option<&str>); GAUGES] = [
     ("tidegate_circuit_state", Some("open")),
     ("tidegate_circuit_state", Some("half_open")),
 ];
+/// Named limits with a series of their own; further ones are not shown.
+const LIMITS_MAX: usize = 64;
 const OUTCOMES: [&str; 6] = ["success", "throttled", "server", "network", "other", "ignored"];
 const REASONS: [&str; 5] = ["closed", "circuit_open", "too_large", "busy", "limited"];
 
 /// A throttle's values on the gauges.
 type GaugeValues = [f64; GAUGES];
+
+/// The units that each named limit of a throttle has available.
+type LimitValues = Vec<(GateName, f64)>;
 
 impl Builder {
     /// Records metrics of the throttle with the recorder of the `metrics` crate that is installed at this
@@ -82,6 +88,9 @@ struct Handles {
     wait: Histogram,
     latency: Histogram,
     gauges: [Gauge; GAUGES],
+    throttle: String,
+    /// Registered when a limit is first seen: a retune may add one.
+    limits: Mutex<Vec<(GateName, Gauge)>>,
     /// Lost events already published.
     lost: AtomicU64,
 }
@@ -95,20 +104,21 @@ struct ThrottleGauges {
     handles: Arc<Handles>,
     /// Readings taken, counted under the throttle's lock: a higher number is newer.
     readings: AtomicU64,
-    last: Mutex<(u64, GaugeValues)>,
+    last: Mutex<(u64, GaugeValues, LimitValues)>,
     /// Admissions already published. An admission that is undone lowers the throttle's count; the counter
     /// cannot decrease, so it stays until the count has caught up.
     admitted: AtomicU64,
 }
 
 /// A reading taken under the lock.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Reading(Option<GaugeReading>);
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct GaugeReading {
     number: u64,
     values: GaugeValues,
+    limits: LimitValues,
     admitted: u64,
     slowed: u64,
     reasons: u64,
@@ -130,7 +140,7 @@ impl Meter {
             Box::new(ThrottleGauges {
                 handles: Arc::clone(handles),
                 readings: AtomicU64::new(0),
-                last: Mutex::new((0, [0.0; GAUGES])),
+                last: Mutex::new((0, [0.0; GAUGES], Vec::new())),
                 admitted: AtomicU64::new(0),
             })
         }))
@@ -160,7 +170,7 @@ impl Meter {
     /// Publishes a reading; `lost` is the number of events lost so far.
     pub(crate) fn publish(&self, gauge_handle: &GaugeHandle, reading: Reading, lost: u64) {
         let (Some(handles), Some(gauges), Some(read)) = (&self.0, &gauge_handle.0, reading.0) else { return };
-        gauges.show(read.number, read.values);
+        gauges.show(read.number, read.values, read.limits);
         let admitted =
             read.admitted.saturating_sub(gauges.admitted.fetch_max(read.admitted, Ordering::Relaxed));
         for (counter, more) in [
@@ -209,6 +219,12 @@ impl ThrottleGauges {
                 is(CircuitState::Open),
                 is(CircuitState::HalfOpen),
             ],
+            limits: state
+                .gates
+                .limits(&state.plan)
+                .iter()
+                .map(|limit| (limit.name, units(limit.available)))
+                .collect(),
             admitted: state.gates.admitted(),
             slowed: count(|event| matches!(event, Event::Slowed { .. })),
             reasons: count(|event| matches!(event, Event::Controlled { .. })),
@@ -217,19 +233,26 @@ impl ThrottleGauges {
     }
 
     /// Applies the changes as differences: their sum does not depend on the order.
-    fn show(&self, number: u64, values: GaugeValues) {
+    fn show(&self, number: u64, values: GaugeValues, limits: LimitValues) {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if number <= last.0 {
             return;
         }
-        let (_, before) = std::mem::replace(&mut *last, (number, values));
+        let (_, before, limits_before) = std::mem::replace(&mut *last, (number, values, limits.clone()));
         drop(last);
         for ((gauge, before), now) in self.handles.gauges.iter().zip(before).zip(values) {
-            let more = now - before;
-            if more > 0.0 {
-                gauge.increment(more);
-            } else if more < 0.0 {
-                gauge.decrement(-more);
+            change(gauge, now - before);
+        }
+        let value =
+            |all: &LimitValues, name| all.iter().find(|(known, _)| *known == name).map(|(_, value)| *value);
+        for (name, now) in &limits {
+            if let Some(gauge) = self.handles.limit(*name) {
+                change(&gauge, now - value(&limits_before, *name).unwrap_or(0.0));
+            }
+        }
+        for (name, before) in limits_before {
+            if let (None, Some(gauge)) = (value(&limits, name), self.handles.limit(name)) {
+                change(&gauge, -before);
             }
         }
     }
@@ -238,7 +261,7 @@ impl ThrottleGauges {
 impl Drop for ThrottleGauges {
     fn drop(&mut self) {
         // There is no throttle left on which to count a panic.
-        let _ = catch_unwind(AssertUnwindSafe(|| self.show(u64::MAX, [0.0; GAUGES])));
+        let _ = catch_unwind(AssertUnwindSafe(|| self.show(u64::MAX, [0.0; GAUGES], Vec::new())));
     }
 }
 
@@ -338,9 +361,45 @@ impl Handles {
                 labels.extend(state.map(|state| Label::new("state", state)));
                 gauge!(gauge, labels)
             }),
+            throttle: name(),
+            limits: Mutex::default(),
             lost: AtomicU64::new(0),
         }
     }
+
+    /// The gauge of a named limit. The recorder is not called under the lock: two threads that register the same
+    /// gauge get the same one.
+    fn limit(&self, limit: GateName) -> Option<Gauge> {
+        let limits = || self.limits.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = limits();
+        if let Some((_, gauge)) = known.iter().find(|(known, _)| *known == limit) {
+            return Some(gauge.clone());
+        }
+        if known.len() >= LIMITS_MAX {
+            return None;
+        }
+        drop(known);
+        describe_gauge!("tidegate_limit_available", Unit::Count, "Units that named limits have available");
+        let labels =
+            vec![Label::new("throttle", self.throttle.clone()), Label::new("limit", limit.to_string())];
+        let gauge = gauge!("tidegate_limit_available", labels);
+        limits().push((limit, gauge.clone()));
+        Some(gauge)
+    }
+}
+
+/// Adds a difference to a gauge.
+fn change(gauge: &Gauge, more: f64) {
+    if more > 0.0 {
+        gauge.increment(more);
+    } else if more < 0.0 {
+        gauge.decrement(-more);
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "limits are exact up to 2^53")]
+const fn units(available: i64) -> f64 {
+    available as f64
 }
 
 fn describe() {

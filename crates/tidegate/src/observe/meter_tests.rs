@@ -144,6 +144,7 @@ fn exercise(clock: &ManualClock) {
         .controller(Controller::Brake(Brake::default().at(2, secs(60))))
         .rate(Rate::per_second(50))
         .budget(Budget::tokens(100, secs(60)))
+        .rate_named("rpd", Rate::per_day(1_000))
         .circuit(Circuit::after_failures(3).open_for(secs(1)))
         .retry(Retry::attempts(2).backoff(Backoff::fixed(Duration::ZERO)))
         .waiters_max(1)
@@ -227,7 +228,8 @@ fn recorded_rows(recorder: &StoringRecorder) -> BTreeSet<Row> {
         let of_all = labels.entry((kind, name.clone())).or_default();
         for (label, value) in of_one {
             let values = of_all.entry(label.clone()).or_default();
-            if label != "throttle" {
+            // Names are free: the page lists no values.
+            if label != "throttle" && label != "limit" {
                 values.insert(value.clone());
             }
         }
@@ -306,6 +308,30 @@ fn gauges_sum_over_throttles_of_one_name() {
     });
 }
 
+#[test]
+fn named_limits_have_a_gauge_each() {
+    let recorder = StoringRecorder::default();
+    with_local_recorder(&recorder, || {
+        let throttle = Throttle::builder()
+            .named("api")
+            .measured()
+            .rate_named("rpd", Rate::per_day(10))
+            .budget_named("otpm", Budget::output_tokens(100, secs(60)))
+            .clock(ManualClock::new())
+            .build()
+            .unwrap();
+        let last = |limit| recorder.values("tidegate_limit_available", Some(limit)).last().copied();
+        let permit = throttle.try_acquire(REQUEST.output_tokens(30)).unwrap();
+        assert_eq!((last("rpd"), last("otpm")), (Some(9.0), Some(70.0)));
+        permit.settle(Outcome::success().spent(REQUEST.output_tokens(110)));
+        assert_eq!((last("rpd"), last("otpm")), (Some(9.0), Some(-10.0)));
+        throttle.retune(|limits| limits.budgets.clear()).unwrap();
+        assert_eq!((last("rpd"), last("otpm")), (Some(9.0), Some(0.0)));
+        drop(throttle);
+        assert_eq!(last("rpd"), Some(0.0));
+    });
+}
+
 /// An unmeasured throttle with only slots reads no clock.
 #[test]
 fn only_measured_throttle_reads_the_clock() {
@@ -336,7 +362,15 @@ fn old_reading_does_not_replace_a_newer_one() {
         let gauge_handle = meter.gauge_handle();
         let read = |number, in_flight, admitted| {
             let values = [in_flight, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
-            Reading(Some(GaugeReading { number, values, admitted, slowed: 1, reasons: 0, opened: 0 }))
+            Reading(Some(GaugeReading {
+                number,
+                values,
+                limits: Vec::new(),
+                admitted,
+                slowed: 1,
+                reasons: 0,
+                opened: 0,
+            }))
         };
         for (number, in_flight, admitted) in [(1, 1.0, 1), (3, 3.0, 9), (2, 2.0, 5)] {
             meter.publish(&gauge_handle, read(number, in_flight, admitted), 4);

@@ -48,6 +48,36 @@ async fn permit_holds_slot_and_lease() {
     assert_eq!(joined.limiter().stats().open_leases, 1);
 }
 
+#[tokio::test(start_paused = true)]
+async fn several_requests_and_kinds_are_drawn_in_full() {
+    let (joined, memory) = joined();
+    let mut permit =
+        joined.acquire(ACME, Cost::requests(3).input_tokens(80).output_tokens(20)).await.unwrap();
+    assert_eq!(consumed(&memory).await, (3, 100));
+    assert_eq!(joined.throttle().snapshot().tokens_used, 100);
+    permit.spend(Cost::request().input_tokens(70));
+    permit.spend(Cost::request().output_tokens(5));
+    permit.settle(Outcome::success()).await.unwrap();
+    assert_eq!(consumed(&memory).await, (3, 75), "the requests stay drawn");
+    assert_eq!(joined.throttle().snapshot().tokens_used, 75);
+}
+
+#[tokio::test(start_paused = true)]
+async fn kinds_of_tokens_draw_limits_of_their_own() {
+    let throttle = Throttle::builder().slots(Slots::fixed(8)).build().unwrap();
+    let limits = [Limit::per_day("itpd", 1_000), Limit::per_day("otpd", 1_000)];
+    let limiter = Limiter::builder(Memory::new()).defaults(limits).build().unwrap();
+    let kinds = |cost: Cost| [("itpd", cost.input_tokens), ("otpd", cost.output_tokens)];
+    let joined = throttle.limited_by(&limiter).costs(kinds);
+    let permit = joined.acquire(ACME, Cost::request().input_tokens(80).output_tokens(20)).await.unwrap();
+    assert_eq!((permit.lease().held("itpd"), permit.lease().held("otpd")), (Some(80), Some(20)));
+    let spent = Cost::request().input_tokens(70).output_tokens(30);
+    permit.settle(Outcome::success().spent(spent)).await.unwrap();
+    let left: Vec<_> =
+        limiter.balances(ACME).await.unwrap().iter().map(|line| line.balance.available).collect();
+    assert_eq!(left, [930, 970]);
+}
+
 type Report = fn(&mut JoinedPermit<'static>);
 /// The report before the end, the outcome, tokens that stay used at the throttle, and units at the store.
 type Row = (Report, Option<Outcome>, u64, (i64, i64));

@@ -6,9 +6,9 @@ use std::time::Duration;
 use tidegate::store::wrap::{CallEnd, Measured, Verb, Watcher};
 use tidegate::store::{ManualWall, PolicyChange};
 use tidegate::{
-    Entity, EntityId, Expect, InvalidLimiter, Lease, Limit, LimitError, Limiter, LimiterBuilder, Memory,
-    OnExpiry, Paging, Policy, ResourceName, Scope, SettleStatus, Stamp, StoreError, Subject, UsageOf,
-    UsageQuery, Window, Would,
+    AdjustStatus, Entity, EntityId, Expect, InvalidLimiter, Lease, Limit, LimitError, Limiter,
+    LimiterBuilder, Memory, OnExpiry, Paging, Policy, ResourceName, Scope, SettleStatus, Stamp, StoreError,
+    Subject, UsageOf, UsageQuery, Window, Would,
 };
 
 const START: Stamp = Stamp::from_secs(1_800_000_000);
@@ -39,6 +39,75 @@ async fn available(limiter: &Limiter, entity: &str, limit: &str) -> i64 {
 
 fn is_ended(error: &LimitError) -> bool {
     matches!(error, LimitError::Store(StoreError::Ended { .. }))
+}
+
+/// Reports of its usage are still recorded, and its leases settled.
+#[tokio::test]
+async fn disabled_entity_is_refused_on_every_path() {
+    let (limiter, _) = limiter([Limit::per_day("rpm", 100)]);
+    let admin = limiter.admin("test");
+    let org = Entity::new(id("org"));
+    admin.put_entity(&org, Expect::Absent).await.unwrap();
+    let bot = Entity::new(id("bot")).parent(id("org"));
+    admin.put_entity(&bot.clone().cascade(), Expect::Absent).await.unwrap();
+    let mut lease = limiter.try_acquire(("bot", "gpt"), [("rpm", 2)]).await.unwrap();
+    admin.put_entity(&org.clone().disabled(true), Expect::Any).await.unwrap();
+    let cost = [("rpm", 1)];
+    let request = || limiter.request(("bot", "gpt"), &cost);
+    let errors = [
+        limiter.spend(("bot", "gpt"), cost).await.unwrap_err(),
+        limiter.try_acquire(("bot", "gpt"), cost).await.unwrap_err(),
+        request().id(7).try_acquire().await.unwrap_err(),
+        request().spend_with_balances().await.unwrap_err(),
+        request().acquire_within(Duration::from_secs(9)).await.unwrap_err(),
+        request().limits([Limit::per_day("own", 5)]).spend().await.unwrap_err(),
+        request().explain().await.unwrap_err(),
+    ];
+    for error in errors {
+        assert!(error.is_final() && error.retry_after().is_none(), "{error}");
+        assert_eq!(error.to_string(), "the entity `org` is disabled: requests of bot on gpt are refused");
+    }
+    lease.settle_full().await.unwrap();
+    request().debit().await.unwrap();
+    assert_eq!(available(&limiter, "bot", "rpm").await, 97);
+    // Without cascade it does not draw from its parent.
+    admin.put_entity(&bot, Expect::Any).await.unwrap();
+    limiter.spend(("bot", "gpt"), cost).await.unwrap();
+    admin.put_entity(&bot.disabled(true), Expect::Any).await.unwrap();
+    assert!(matches!(limiter.spend(("bot", "gpt"), cost).await, Err(LimitError::Disabled { .. })));
+}
+
+#[tokio::test]
+async fn overdraw_leaves_a_debt_and_is_never_refused() {
+    let (limiter, clock) = limiter([Limit::per_day("rpm", 100), Limit::per_day("tpm", 100)]);
+    let used = |units| [("tpm", units)];
+    assert_eq!(limiter.request(("acme", "gpt"), &used(130)).debit().await.unwrap(), SettleStatus::Now);
+    let (mut lease, recorded) = limiter.request(("acme", "gpt"), &used(40)).overdraw().await.unwrap();
+    assert_eq!(recorded, AdjustStatus::Now);
+    assert_eq!((available(&limiter, "acme", "tpm").await, lease.held("tpm")), (-70, Some(40)));
+    assert_eq!((available(&limiter, "acme", "rpm").await, lease.held("rpm")), (100, None));
+    assert!(limiter.spend(("acme", "gpt"), [("tpm", 1)]).await.unwrap_err().limited().is_some());
+    lease.settle([("tpm", 30)]).await.unwrap();
+    assert_eq!(available(&limiter, "acme", "tpm").await, -60);
+    // Dropped, it returns what it drew.
+    drop(limiter.request(("acme", "gpt"), &used(5)).overdraw().await.unwrap());
+    assert_eq!(available(&limiter, "acme", "tpm").await, -60);
+    for cost in [[("none", 1)], [("tpm", 0)]] {
+        let error = limiter.request(("acme", "gpt"), &cost).debit().await.unwrap_err();
+        assert!(matches!(error, LimitError::Cost(_)), "{error}");
+    }
+    // A detached one expires as the request says, whatever the policy says.
+    let returning = policy([Limit::per_day("tpm", 100)]).on_expiry(OnExpiry::Return);
+    limiter.admin("test").set_policy(Scope::Entity(id("acme")), returning).await.unwrap();
+    let cost = used(10);
+    let request = || limiter.request(("acme", "gpt"), &cost).deadline(Duration::from_secs(60));
+    request().on_expiry(OnExpiry::Settle).overdraw().await.unwrap().0.detach();
+    request().overdraw().await.unwrap().0.detach();
+    assert_eq!(available(&limiter, "acme", "tpm").await, -80);
+    clock.advance(Duration::from_secs(61));
+    let swept = limiter.store().sweep(10).await.unwrap();
+    assert_eq!((swept.settled, swept.returned), (1, 1));
+    assert_eq!(available(&limiter, "acme", "tpm").await, -70);
 }
 
 #[tokio::test]
@@ -351,10 +420,10 @@ async fn usage_and_capacity_are_reported() {
     assert_eq!(page.items.len(), 4);
     let of = UsageOf::Resource(ResourceName::new("gpt").unwrap());
     let sum = limiter.usage_sum(&UsageQuery { of, window: Window::Day, range: all }).await.unwrap();
-    let totals: Vec<_> = sum.limits.iter().map(|(name, tally)| (name.as_str(), tally.own)).collect();
+    let totals: Vec<_> = sum.limits.iter().map(|(key, tally)| (key.name.as_str(), tally.own)).collect();
     assert_eq!(totals, [("rpm", 6), ("tpm", 606)]);
     let capacity = limiter.capacity("gpt").await.unwrap();
-    let tpm = &capacity[&tidegate::LimitName::new("tpm").unwrap()];
+    let tpm = &capacity[&"tpm".parse().unwrap()];
     assert_eq!((tpm.buckets, tpm.burst, tpm.consumed), (2, 2_000, 606));
 }
 

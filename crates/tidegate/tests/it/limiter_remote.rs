@@ -200,7 +200,10 @@ async fn restart_keeps_leases_and_counts_steps_once() {
         range: Stamp::ZERO..Stamp::MAX,
     };
     let sum = newer.usage_sum(&query).await.unwrap();
-    assert_eq!(sum.limits.get("tpm").map(|tally| (tally.units, tally.leases)), Some((450, 2)));
+    assert_eq!(
+        sum.limits.get(&"tpm".parse().unwrap()).map(|tally| (tally.units, tally.leases)),
+        Some((450, 2))
+    );
 }
 
 #[tokio::test]

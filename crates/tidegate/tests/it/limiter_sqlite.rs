@@ -32,7 +32,7 @@ async fn settled(limiter: &Limiter, entity: &str, limit: &str) -> (u64, u64) {
     let range = Stamp::ZERO..Stamp::MAX;
     let query = UsageQuery { of: UsageOf::Entity(id(entity)), window: Window::Month, range };
     let sum = limiter.usage_sum(&query).await.expect("the file is available");
-    sum.limits.get(limit).map_or((0, 0), |tally| (tally.units, tally.leases))
+    sum.limits.get(&limit.parse().expect("a valid name")).map_or((0, 0), |tally| (tally.units, tally.leases))
 }
 
 #[tokio::test]
@@ -151,7 +151,7 @@ async fn concurrent_use_never_exceeds_limits_on_a_file() {
         );
         let capacity = limiter.capacity("gpt").await.unwrap();
         let consumed: i64 =
-            capacity.iter().filter(|(name, _)| name.as_str() == limit).map(|(_, c)| c.consumed).sum();
+            capacity.iter().filter(|(key, _)| key.name.as_str() == limit).map(|(_, c)| c.consumed).sum();
         assert_eq!(u64::try_from(consumed), Ok(2 * org.0), "both levels consumed the settled units");
     }
 }

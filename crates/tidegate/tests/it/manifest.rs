@@ -1,7 +1,7 @@
 //! Parsing of manifests (policies in TOML), and every kind of error.
 
 use proptest::prelude::*;
-use tidegate::{Manifest, ManifestError};
+use tidegate::{Entity, EntityId, Manifest, ManifestError};
 use tidegate_core::limit::name::Subject;
 use tidegate_core::limit::policy::{OnExpiry, OnUnavailable, Policy, Scope, Share};
 use tidegate_core::limit::policy_changes::{Undeclared, plan};
@@ -59,6 +59,108 @@ fn every_scope_and_policy_field_is_read() {
         (Scope::Subject(subject), own),
     ];
     assert_eq!(manifest.policies(), expected);
+}
+
+#[test]
+fn entities_and_tokens_are_read() {
+    let manifest = manifest(
+        r#"
+        [entity.bot]
+        parent = "acme"
+        cascade = true
+        notes = { team = "search", "a b" = "c" }
+        limits = ["rpm:5/s"]
+
+        [entity.acme]
+        parent = "org"
+        name = "Acme"
+
+        [entity.org]
+        cascade = false
+
+        [entity.other]
+        limits = ["rpm:5/s"]
+
+        [token.ci]
+        scopes = ["acquire", "read"]
+        expires = 2030-01-31
+
+        [token.ops]
+        name = "Operators"
+        scopes = ["admin"]
+        expires = "2030-01-31T09:30:00Z"
+        secret_env = "OPS_TOKEN"
+        "#,
+    );
+    let id = |name: &str| EntityId::new(name).unwrap();
+    let bot = Entity::new(id("bot")).parent(id("acme")).cascade();
+    let expected = [
+        Entity::new(id("org")),
+        Entity::new(id("acme")).parent(id("org")).name("Acme"),
+        bot.metadata("team", "search").metadata("a b", "c"),
+    ];
+    assert_eq!(manifest.entities(), expected, "parents come first");
+    assert_eq!(manifest.policies().len(), 2);
+    let shown = manifest.tokens().iter().map(|token| {
+        let expires = token.expires_at.map(|at| at.to_string()).unwrap_or_default();
+        format!("{} {} {} {expires} {:?}", token.id, token.name, token.scopes, token.secret_env)
+    });
+    assert_eq!(
+        shown.collect::<Vec<_>>(),
+        [
+            "ci ci acquire,read 2030-01-31T00:00:00Z None",
+            "ops Operators admin 2030-01-31T09:30:00Z Some(\"OPS_TOKEN\")"
+        ]
+    );
+}
+
+#[test]
+fn invalid_entities_and_tokens_name_their_path() {
+    let long = format!("entity.a.name = '{}'", "x".repeat(1_025));
+    check_errors(&[
+        ("entity.a.name = 5", "`entity.a.name` is 5 in TOML, and must be a text"),
+        ("entity.a.cascade = 'x'", "`entity.a.cascade` is \"x\" in TOML, and must be true or false"),
+        (
+            &long,
+            "`entity.a` is the entity `a` in TOML, and must be within its bounds; the name of entity `a` has \
+             1025 bytes, more than 1024",
+        ),
+        (
+            "entity.a.parent = 'b'\nentity.b.parent = 'a'",
+            "`entity.a.parent` is \"b\" in TOML, and must be no descendant of the entity, and have fewer than 7 \
+             ancestors",
+        ),
+        (
+            "entity.a.parents = 'b'",
+            "`entity.a.parents` in TOML is not a key, did you mean `entity.a.parent`?",
+        ),
+        (
+            "token.a.name = 'A'",
+            "`token.a.scopes` is missing in TOML, and must be an array of acquire, read and admin",
+        ),
+        (
+            "token.a.scopes = []",
+            "`token.a.scopes` is empty in TOML, and must be an array of acquire, read and admin",
+        ),
+        (
+            "token.a.scopes = ['root']",
+            "`token.a.scopes[0]` is \"root\" in TOML, and must be acquire, read or admin",
+        ),
+        ("token.a = { scopes = ['read'], secret = 'x' }", "`token.a.secret` in TOML is not a key"),
+        (
+            "token.a = { scopes = ['read'], expires = 'soon' }",
+            "`token.a.expires` is \"soon\" in TOML, and must be a time such as 2030-01-31 or 2030-01-31T09:30:00Z",
+        ),
+        (
+            "token.a = { scopes = ['read'], secret_env = '' }",
+            "`token.a.secret_env` is \"\" in TOML, and must be the name of an environment variable",
+        ),
+        (
+            "token.'.x'.scopes = ['read']",
+            "`token.\".x\"` is \".x\" in TOML, and must be an id that does not begin with `.`: those are the \
+             server's",
+        ),
+    ]);
 }
 
 #[test]
@@ -239,7 +341,7 @@ fn syntax_errors_and_duplicates_report_the_line() {
 proptest! {
     #[test]
     fn arbitrary_text_does_not_panic(text in any::<String>(), lines in prop::collection::vec(
-        "(\\[(system|resource|entity)(\\.[a-z\"#$]{1,3}){0,3}\\])|(limits|only|on_expiry|on_unavailable)(\\.local_share)? = ([a-z0-9.'\"]{0,6}|\\['[a-z]:[0-9]{1,3}/[smhd]'\\])", 0..8)) {
+        "(\\[(system|resource|entity|token)(\\.[a-z\"#$]{1,3}){0,3}\\])|(limits|only|on_expiry|on_unavailable|parent|notes|scopes|expires)(\\.local_share)? = ([a-z0-9.'\"]{0,6}|\\['[a-z]:[0-9]{1,3}/[smhd]'\\])", 0..8)) {
         let _ = Manifest::from_toml(&text);
         let _ = Manifest::from_toml(&lines.join("\n"));
     }

@@ -1,8 +1,8 @@
 //! `Auto`, the default controller: turns accepted and rejected requests (429, 503) into a rate and a number of
 //! slots.
 //!
-//! Per dimension (requests, tokens) a [`Quota`] estimates what the upstream grants, and a pace swings around
-//! it; a [`HeaderLaw`] replaces it while quota headers are fresh. [`Outage`], [`Cap`] and [`Baseline`] exist
+//! Per [`Dimension`] (requests, tokens, input and output tokens) a [`Quota`] estimates what the upstream grants, and a
+//! pace swings around it; quota headers replace it while they are fresh. [`Outage`], [`Cap`] and [`Baseline`] exist
 //! once: they detect an outage, a cap on requests in flight, and rising latency.
 //!
 //! Nothing is stored per request: its permit carries a [`Dispatch`]. Only the first request of a dimension
@@ -10,6 +10,7 @@
 
 mod baseline;
 mod cap;
+mod dimension;
 mod header_law;
 mod outage;
 mod probe;
@@ -24,7 +25,8 @@ use smallvec::{SmallVec, smallvec};
 
 use self::baseline::{Baseline, Load, Reading};
 use self::cap::Cap;
-use self::header_law::HeaderLaw;
+use self::dimension::Dimension;
+pub(crate) use self::dimension::index_of;
 use self::outage::Outage;
 use self::quota::{ESTIMATE_MIN, Quota, Wave};
 use self::report::LastReport;
@@ -39,10 +41,6 @@ use crate::random::Random;
 use crate::time::Instant;
 use crate::verdict::Gate;
 
-/// The pace's bucket holds this many seconds of its rate, and at least one mean request.
-const DEPTH: f64 = 0.02;
-/// The largest debt of the pace's bucket in seconds, so that one wrong cost cannot stop all other requests.
-const DEBT_MAX: f64 = 1.0 / ESTIMATE_MIN;
 /// Requests after which a first measure of the quota counts.
 const KNOWN: f64 = 5.0;
 /// A pace rises by at most this many seconds at a time.
@@ -53,7 +51,7 @@ pub(crate) const ASK_AGAIN: Duration = Duration::from_millis(250);
 /// What `Auto` has learned about one upstream.
 #[derive(Debug, Clone)]
 pub(crate) struct AutoState {
-    /// Requests first, then tokens once a request costs any.
+    /// Requests first; tokens once a request costs any; input and output tokens once one names any.
     dimensions: SmallVec<[Dimension; 1]>,
     outage: Outage,
     cap: Cap,
@@ -65,22 +63,14 @@ pub(crate) struct AutoState {
     reported: LastReport,
 }
 
-/// One dimension: its quota estimate and the bucket that paces it.
-#[derive(Debug, Clone)]
-struct Dimension {
-    quota: Quota,
-    /// Units in the pace's bucket; negative after a request that cost more than the mean.
-    level: f64,
-    /// Only if headers were seen.
-    law: Option<Box<HeaderLaw>>,
-}
-
 /// The response to a request, as input to the controller.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reply<'a> {
     /// When the work started.
     pub(crate) sent_at: Instant,
     pub(crate) sent: Dispatch,
+    /// Units sent before it, per dimension: the low 32 bits.
+    pub(crate) before: [u32; DIMENSIONS],
     /// Units per dimension that were counted as sent with it; none for a request without a permit.
     pub(crate) units: [u64; DIMENSIONS],
     pub(crate) outcome: &'a Outcome,
@@ -151,6 +141,9 @@ impl AutoState {
         let rests = is_paused || now < self.outage.rest_until;
         let (latency, window) = (self.baseline.latency(), self.outage.window());
         for index in 0..self.dimensions.len() {
+            if !self.is_counted(index) {
+                continue;
+            }
             let unit = self.unit(index);
             let by_law = self.dimensions[index].law_pace(now, latency);
             let dimension = &mut self.dimensions[index];
@@ -208,6 +201,9 @@ impl AutoState {
 
     /// Seconds until a dimension has enough units for a request.
     fn lack(&self, limits: &AutoLimits, index: usize, cost: Cost, now: f64) -> f64 {
+        if !self.is_counted(index) {
+            return 0.0;
+        }
         let unit = self.unit(index);
         let pace = self.pace(limits, index, now);
         let level = self.dimensions[index].refilled(pace, unit, (now - self.at).max(0.0));
@@ -233,23 +229,35 @@ impl AutoState {
         }
     }
 
-    /// Sends a request as the `in_flight`th; returns the record that its permit carries.
-    pub(crate) fn take(&mut self, limits: &AutoLimits, cost: Cost, in_flight: u32, now: Instant) -> Dispatch {
+    /// Sends a request as the `in_flight`th; returns the record that its permit carries, and the units sent before
+    /// it.
+    pub(crate) fn take(
+        &mut self,
+        limits: &AutoLimits,
+        cost: Cost,
+        in_flight: u32,
+        now: Instant,
+    ) -> (Dispatch, [u32; DIMENSIONS]) {
         let at = secs(now);
         let requests = self.dimensions[0].quota.sent;
         if requests == 0 {
             self.outage.start(at);
             self.dimensions[0].quota.start(at);
         }
-        if cost.total_tokens() > 0 && self.dimensions.len() == 1 {
-            let first = units(cost.total_tokens());
-            self.dimensions.push(Dimension::new(limits.rate_start * first, first, requests));
+        let costs = cost.estimated();
+        while costs.iter().skip(self.dimensions.len()).any(|cost| *cost > 0) {
+            self.dimensions.push(Dimension::new(0.0, 0.0, 0));
         }
         let in_flight = u16::try_from(in_flight).unwrap_or(u16::MAX);
-        let mut sent = Dispatch { in_flight, cohort: self.baseline.join(at), ..Dispatch::default() };
-        for (index, dimension) in self.dimensions.iter_mut().enumerate() {
-            let cost = cost.estimated()[index];
-            sent.before[index] = low_bits(dimension.quota.sent);
+        let mut before = [0; DIMENSIONS];
+        let sent = Dispatch { in_flight, cohort: self.baseline.join(at), ..Dispatch::default() };
+        for (index, (dimension, cost)) in self.dimensions.iter_mut().zip(costs).enumerate() {
+            if index > 0 && cost > 0 && dimension.quota.sent == 0 {
+                let first = units(cost);
+                let law = dimension.law.take();
+                *dimension = Dimension { law, ..Dimension::new(limits.rate_start * first, first, requests) };
+            }
+            before[index] = low_bits(dimension.quota.sent);
             dimension.quota.sent = dimension.quota.sent.saturating_add(cost);
             dimension.level -= units(cost);
             if let Some(law) = &mut dimension.law {
@@ -257,13 +265,14 @@ impl AutoState {
             }
         }
         self.outage.sent(at, self.baseline.latency());
-        sent
+        (sent, before)
     }
 
     /// Undoes a request that was never sent.
     pub(crate) fn undo(&mut self, sent_at: Instant, cost: Cost) {
+        let costs = cost.estimated();
         for (index, dimension) in self.dimensions.iter_mut().enumerate() {
-            let cost = cost.estimated()[index];
+            let cost = costs[index];
             dimension.quota.reject(cost, secs(sent_at));
             dimension.level += units(cost);
             if let Some(law) = &mut dimension.law {
@@ -345,6 +354,11 @@ impl AutoState {
         if index == 0 { limits.clamp(pace) } else { pace }
     }
 
+    /// Whether requests have cost units of a dimension; requests always count.
+    fn is_counted(&self, index: usize) -> bool {
+        index == 0 || self.dimensions.get(index).is_some_and(|dimension| dimension.quota.sent > 0)
+    }
+
     /// The mean cost of a request in a dimension.
     fn unit(&self, index: usize) -> f64 {
         let quota = &self.dimensions[index].quota;
@@ -363,7 +377,7 @@ impl AutoState {
     fn update_laws(&mut self, reply: &Reply<'_>, now: f64) {
         for (index, level) in reply.outcome.quotas.iter().enumerate() {
             let (Some(level), Some(dimension)) = (level, self.dimensions.get_mut(index)) else { continue };
-            let before = dimension.quota.sent_before(reply.sent.before[index], reply.units[index]);
+            let before = dimension.quota.sent_before(reply.before[index], reply.units[index]);
             let since = dimension.quota.sent.saturating_sub(before.saturating_add(reply.units[index]));
             let law = dimension.law.get_or_insert_default();
             law.update(*level, secs(reply.sent_at), units(since), now);
@@ -392,7 +406,7 @@ impl AutoState {
     }
 
     fn reject(&mut self, limits: &AutoLimits, reply: &Reply<'_>, now: f64, random: &mut Random) -> Advice {
-        let Reply { sent, units: cost, outcome, .. } = *reply;
+        let Reply { sent, before: sent_before, units: cost, outcome, .. } = *reply;
         let sent_at = secs(reply.sent_at);
         for (index, dimension) in self.dimensions.iter_mut().enumerate() {
             dimension.quota.reject(cost[index], sent_at);
@@ -407,14 +421,14 @@ impl AutoState {
         {
             law.distrust();
             self.cut_at = now;
-            let accepted = self.requests_accepted_before(sent.before[0], cost[0]);
+            let accepted = self.requests_accepted_before(sent_before[0], cost[0]);
             let is_empty = !self.outage.wave(accepted);
             let hint = outcome.retry_after.map(|hint| hint.as_secs_f64());
             let stops_all = self.outage.count(is_empty, hint, now, random);
             return Advice { is_cut: true, stops_all, ..Advice::default() };
         }
         let unit = self.unit(index);
-        let before = |index: usize| self.dimensions[index].quota.sent_before(sent.before[index], cost[index]);
+        let before = |index: usize| self.dimensions[index].quota.sent_before(sent_before[index], cost[index]);
         let (before_it, requests_before) = (before(index), before(0));
         let accepted = self.dimensions[0].quota.accepted_before(requests_before, cost[0]);
         let accepted_some = self.outage.wave(accepted);
@@ -462,15 +476,13 @@ impl AutoState {
 
     /// The dimension that a rejection is for: the one it names, or else the one that last delayed a caller.
     fn blame(&self, named: Option<Metered>, now: f64) -> usize {
-        let last = self.dimensions.len() - 1;
-        match named {
-            Some(Metered::Requests) => return 0,
-            // Input and output tokens are one dimension.
-            Some(Metered::Tokens | Metered::InputTokens | Metered::OutputTokens) => return last.min(1),
-            Some(Metered::Other) | None => {}
+        if let Some(index) = named.and_then(index_of) {
+            // A kind that no request names is a part of all tokens; without tokens only requests are counted.
+            return [index, index.min(1)].into_iter().find(|index| self.is_counted(*index)).unwrap_or(0);
         }
         let was_named = |(index, dimension): &(usize, &Dimension)| {
-            *index == 0 || dimension.quota.estimate > 0.0 || dimension.has_headers(now)
+            let is_known = dimension.quota.estimate > 0.0 || dimension.has_headers(now);
+            *index == 0 || (is_known && self.is_counted(*index))
         };
         let excess = |quota: &Quota| quota.rate / quota.estimate;
         let by_hold = |one: &(usize, &Dimension), other: &(usize, &Dimension)| {
@@ -531,44 +543,6 @@ impl AutoState {
             target: Duration::try_from_secs_f64(self.baseline.latency()).unwrap_or(Duration::MAX),
         })
     }
-}
-
-impl Dimension {
-    /// A dimension at `rate`, whose requests cost `unit` on average.
-    fn new(rate: f64, unit: f64, since: u64) -> Self {
-        Self {
-            quota: Quota::starting_at(rate, u32::try_from(since).unwrap_or(u32::MAX)),
-            level: depth(rate, unit),
-            law: None,
-        }
-    }
-
-    /// The bucket's level after `elapsed` seconds; shared by refill and wait, so that they agree.
-    fn refilled(&self, pace: f64, unit: f64, elapsed: f64) -> f64 {
-        (self.level.max(-DEBT_MAX * pace) + pace * elapsed).min(depth(pace, unit))
-    }
-
-    fn law_pace(&self, now: f64, latency: f64) -> Option<f64> {
-        self.law.as_ref()?.pace(now, latency)
-    }
-
-    fn has_headers(&self, now: f64) -> bool {
-        self.law.as_ref().is_some_and(|law| law.is_fresh(now))
-    }
-}
-
-/// The index of a dimension in the list; `None` if it is not counted.
-pub(crate) const fn index_of(dimension: Metered) -> Option<usize> {
-    match dimension {
-        Metered::Requests => Some(0),
-        Metered::Tokens => Some(1),
-        Metered::InputTokens | Metered::OutputTokens | Metered::Other => None,
-    }
-}
-
-/// The capacity of a pace's bucket.
-fn depth(pace: f64, unit: f64) -> f64 {
-    (pace * DEPTH).max(unit)
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "the high bits follow from the units sent since")]

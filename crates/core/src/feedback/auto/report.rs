@@ -28,10 +28,16 @@ impl AutoState {
             let quota = &self.dimensions.get(index)?.quota;
             (quota.estimate > 0.0).then(|| per_second(quota.estimate))
         };
-        let pace =
-            |index: usize| (index < self.dimensions.len()).then(|| per_second(self.pace(limits, index, at)));
+        let pace = |index: usize| self.is_counted(index).then(|| per_second(self.pace(limits, index, at)));
         let of = |index| Estimate { pace: pace(index), quota: estimate(index) };
-        Control { reason: self.reason(limits, at), requests: of(0), tokens: of(1), slots: self.slots(limits) }
+        Control {
+            reason: self.reason(limits, at),
+            requests: of(0),
+            tokens: of(1),
+            input_tokens: of(2),
+            output_tokens: of(3),
+            slots: self.slots(limits),
+        }
     }
 
     fn reason(&self, limits: &AutoLimits, now: f64) -> Reason {

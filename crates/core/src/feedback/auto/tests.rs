@@ -231,6 +231,64 @@ fn idle_key_stays_within_its_memory() {
     assert!(bytes <= 512, "{bytes} bytes: {} and {}", size_of::<Gates>(), size_of::<AutoState>());
 }
 
+/// Input and output tokens have estimates of their own: a rejection that names one cuts no other.
+#[test]
+fn named_kind_of_token_is_cut_and_no_other() {
+    for (named, index) in [(Metered::InputTokens, 2), (Metered::OutputTokens, 3)] {
+        let mut rig = Rig::new();
+        let cost = Cost::request().input_tokens(1_000).output_tokens(200);
+        for _ in 0..20 {
+            let charge = rig.go(cost);
+            rig.later(millis(50)).settle(charge, Outcome::success());
+        }
+        let charge = rig.go(cost);
+        rig.later(millis(50)).settle(charge, Outcome::overload().exceeded(named));
+        let control = rig.control();
+        let of = [control.requests, control.tokens, control.input_tokens, control.output_tokens];
+        assert!(of.iter().all(|estimate| estimate.pace.is_some()), "{control:?}");
+        let known: Vec<_> = of.iter().map(|estimate| estimate.quota.is_some()).collect();
+        let wanted: Vec<_> = (0..4).map(|other| other == index).collect();
+        assert_eq!(known, wanted, "{named:?}");
+    }
+}
+
+/// A request goes when all dimensions allow it: headers of output tokens hold back requests with many of them.
+#[test]
+fn headers_of_one_kind_hold_back_its_requests() {
+    use crate::feedback::headers::Reset;
+    use crate::outcome::QuotaLevel;
+
+    let mut rig = Rig::new();
+    let cost = |output| Cost::request().input_tokens(100).output_tokens(output);
+    let charge = rig.go(cost(100));
+    let reset = Reset::More(Duration::from_secs(60));
+    let level = QuotaLevel { limit: 600, remaining: 60, reset, window: None };
+    rig.later(millis(50)).settle(charge, Outcome::success().quota(Metered::OutputTokens, level));
+    let pace = rig.control().output_tokens.pace.unwrap().as_f64();
+    assert!((pace - 1.0).abs() < 0.05, "60 left for 60 s, not {pace}/s");
+    let start = rig.now;
+    for _ in 0..6 {
+        let charge = rig.go(cost(20));
+        rig.settle(charge, Outcome::success());
+    }
+    assert!(rig.now.since(start) > Duration::from_secs(10), "{:?}", rig.now.since(start));
+}
+
+/// A kind that no request names is a part of all tokens.
+#[test]
+fn rejection_of_an_unused_kind_cuts_tokens() {
+    let mut rig = Rig::new();
+    for _ in 0..20 {
+        let charge = rig.go(Cost::request().tokens(100));
+        rig.later(millis(50)).settle(charge, Outcome::success());
+    }
+    let charge = rig.go(Cost::request().tokens(100));
+    rig.later(millis(50)).settle(charge, Outcome::overload().exceeded(Metered::OutputTokens));
+    let control = rig.control();
+    assert!(control.tokens.quota.is_some() && control.requests.quota.is_none(), "{control:?}");
+    assert_eq!((control.input_tokens.pace, control.output_tokens.pace), (None, None));
+}
+
 #[test]
 fn headers_do_not_exceed_the_ceiling() {
     use crate::feedback::headers::Reset;

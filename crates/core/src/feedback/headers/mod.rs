@@ -309,11 +309,15 @@ impl Signals {
         waits.filter(|wait| !wait.is_zero()).max()
     }
 
-    /// The dimension of the empty quotas, if they all have the same one.
+    /// The dimension of the empty quotas, if they all have the same one. Tokens do not count beside a kind of
+    /// token: providers report the tightest limit as that of tokens.
     pub fn exceeded(&self) -> Option<Dimension> {
-        let mut empty = self.quotas.iter().filter(|quota| quota.remaining == Some(0));
-        let first = empty.next()?.dimension;
-        empty.all(|quota| quota.dimension == first).then_some(first)
+        let empty =
+            || self.quotas.iter().filter(|quota| quota.remaining == Some(0)).map(|quota| quota.dimension);
+        let is_kind = |dimension| matches!(dimension, Dimension::InputTokens | Dimension::OutputTokens);
+        let first = empty().find(|dimension| is_kind(*dimension)).or_else(|| empty().next())?;
+        let is_same = |dimension| dimension == first || (dimension == Dimension::Tokens && is_kind(first));
+        empty().all(is_same).then_some(first)
     }
 
     /// The first quota of a dimension.

@@ -30,6 +30,8 @@ use crate::time::{Stamp, Timeline};
 #[derive(Debug, Default)]
 pub(super) struct Moment {
     pub(super) shapes: Vec<Shape<Stamp>>,
+    /// The units that a repair has set; the most of several.
+    pub(super) set: Option<u64>,
     /// Sorted by lease when summed; those of one lease in the order of its steps.
     moves: Vec<LeaseMove>,
 }
@@ -118,7 +120,12 @@ impl Level {
             return self.without_shape(bucket, at, moment);
         };
         self.refill(&pace, at);
-        let available = self.available(&pace, next.as_ref(), sum.least);
+        let mut available = self.available(&pace, next.as_ref(), sum.least);
+        let repaired = moment.set.map(|units| i128::from(units).min(pace.burst) * pace.period);
+        if let Some(repaired) = repaired {
+            // In any place of the moment: draws may use the units available before it and after it.
+            available = available.max(0).saturating_add(repaired);
+        }
         let excess = sum.drawn.map_or(0, |drawn| drawn.saturating_mul(pace.period).saturating_sub(available));
         let by = div_ceil(excess, pace.period).max(0);
         let taken = self.taken.saturating_add(sum.drawn.unwrap_or(0));
@@ -126,7 +133,11 @@ impl Level {
         // A reported excess is deducted, so that it is not reported again.
         let moved = sum.net - by;
         self.taken = self.taken.saturating_add(moved);
-        let left = available.saturating_sub(moved.saturating_mul(pace.period));
+        let left = match repaired {
+            // All returns may be after it, and all draws before it.
+            Some(repaired) => repaired.saturating_sub(sum.least.saturating_mul(pace.period)),
+            None => available.saturating_sub(moved.saturating_mul(pace.period)),
+        };
         self.reshape(left, &pace, &next.unwrap_or(pace));
         (by > 0).then(|| Violation::Excess { bucket: bucket.clone(), at, since, taken, allowed })
     }

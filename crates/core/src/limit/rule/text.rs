@@ -1,27 +1,36 @@
 //! Limits as text: `tpm:100k/min:150k` is 100,000 `tpm` per minute with a burst of 150,000.
 //!
-//! The format is `name:amount/period[:burst]`. Amount and burst are whole numbers with an optional decimal
-//! suffix `k`, `M` or `G`: `1.5k` is 1,500. A period is a [`Period`]: `min`, `day`, `30s`.
+//! The format is `name:amount/period[:burst][,across=resources|entities|both][,debt=units]`. Amount, burst and
+//! debt are whole numbers with an optional decimal suffix `k`, `M` or `G`: `1.5k` is 1,500. A period is a
+//! [`Period`]: `min`, `day`, `30s`.
 
 use super::{InvalidLimit, Limit, Rule};
 use crate::duration::Period;
 use crate::excerpt::excerpt;
+use crate::limit::name::InvalidAcross;
 use std::fmt;
 use std::str::FromStr;
 
+/// The options after the numbers.
+const ACROSS: &str = "across";
+const DEBT: &str = "debt";
 /// Suffixes of numbers, the largest first.
 const SUFFIXES: [(&str, u64); 3] = [("G", 1_000_000_000), ("M", 1_000_000), ("k", 1_000)];
 
 impl FromStr for Limit {
     type Err = InvalidLimit;
 
-    /// Parses `name:amount/period[:burst]`.
+    /// Parses `name:amount/period[:burst]`, optionally followed by `,across=resources|entities|both` and
+    /// `,debt=units`.
     ///
     /// ```
     /// use std::time::Duration;
+    /// use tidegate_core::limit::name::Across;
     /// use tidegate_core::limit::rule::Limit;
     ///
     /// assert_eq!("rpm:60/m".parse(), Ok(Limit::per_minute("rpm", 60)));
+    /// let total = Limit::per_day("usd", 500).across(Across::Resources).debt_max(100);
+    /// assert_eq!("usd:500/day,across=resources,debt=100".parse(), Ok(total));
     /// assert_eq!("jobs:1.5k/30s:2k".parse(), Ok(Limit::per("jobs", 1_500, Duration::from_secs(30)).burst(2_000)));
     /// ```
     fn from_str(text: &str) -> Result<Self, InvalidLimit> {
@@ -35,26 +44,30 @@ impl fmt::Display for Limit {
     /// Writes text that parses as the same limit, if the limit is valid.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}/{}", self.name, Number(self.amount), Period(self.period))?;
-        match self.burst {
-            Some(burst) => write!(f, ":{}", Number(burst)),
+        if let Some(burst) = self.burst {
+            write!(f, ":{}", Number(burst))?;
+        }
+        if let Some(across) = self.across {
+            write!(f, ",{ACROSS}={across}")?;
+        }
+        match self.debt_max {
+            Some(debt_max) => write!(f, ",{DEBT}={}", Number(debt_max)),
             None => Ok(()),
         }
     }
 }
 
 impl fmt::Display for Rule {
-    /// Writes the rule as its limit, without a burst that equals the amount.
+    /// Writes the rule as its limit, without a burst or a bound of debt that is the default.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (amount, burst) = (self.shape.amount(), self.shape.burst());
-        let burst = Some(burst).filter(|burst| *burst != amount);
-        let name = self.name.as_str().to_owned();
-        Limit { name, amount, period: self.shape.period(), burst }.fmt(f)
+        self.to_limit().fmt(f)
     }
 }
 
 /// The limit, or why `text` is not one.
 fn parse(text: &str) -> Result<Limit, String> {
-    let mut parts = text.split(':');
+    let mut options = text.split(',');
+    let mut parts = options.next().unwrap_or_default().split(':');
     let name = parts.next().unwrap_or_default();
     let rate = parts.next().ok_or("there is no `:` between the name and the amount")?;
     let burst = parts.next();
@@ -68,7 +81,21 @@ fn parse(text: &str) -> Result<Limit, String> {
     let amount = number("the amount", amount)?;
     let period = Period::parse(period).map_err(|error| format!("the period {error}"))?;
     let burst = burst.map(|burst| number("the burst", burst)).transpose()?;
-    Ok(Limit { name: name.to_owned(), amount, period, burst })
+    let mut limit = Limit { burst, ..Limit::per(name, amount, period) };
+    for option in options {
+        let is_again = match option.split_once('=') {
+            Some((ACROSS, across)) => {
+                let across = across.parse().map_err(|error: InvalidAcross| format!("`across`: {error}"))?;
+                limit.across.replace(across).is_some()
+            }
+            Some((DEBT, units)) => limit.debt_max.replace(number("the debt", units)?).is_some(),
+            _ => return Err(format!("`,{}` is neither `,across=` nor `,debt=`", excerpt(option))),
+        };
+        if is_again {
+            return Err(format!("`,{}` is a second value", excerpt(option)));
+        }
+    }
+    Ok(limit)
 }
 
 /// A whole number with an optional suffix.
@@ -120,6 +147,7 @@ mod tests {
 
     use super::*;
     use crate::bucket::{AMOUNT_MAX, PERIOD_MAX};
+    use crate::limit::name::Across;
 
     #[test]
     fn limit_text_is_parsed_and_displayed() {
@@ -141,6 +169,21 @@ mod tests {
             ("x:1.0/90min", Limit::per("x", 1, seconds(5_400)), "x:1/90m"),
             ("x:1/1us", Limit::per("x", 1, Duration::from_micros(1)), "x:1/1us"),
             ("x:1/2000ns", Limit::per("x", 1, Duration::from_micros(2)), "x:1/2us"),
+            (
+                "tpm:100k/min:150k,across=entities,debt=1M",
+                Limit::per_minute("tpm", 100_000).burst(150_000).across(Across::Entities).debt_max(1_000_000),
+                "tpm:100k/min:150k,across=entities,debt=1M",
+            ),
+            (
+                "usd:5/day,debt=0,across=both",
+                Limit::per_day("usd", 5).across(Across::Both).debt_max(0),
+                "usd:5/day,across=both,debt=0",
+            ),
+            (
+                "usd:5/day,across=resources",
+                Limit::per_day("usd", 5).across(Across::Resources),
+                "usd:5/day,across=resources",
+            ),
         ];
         for (text, limit, written) in table {
             assert_eq!(text.parse::<Limit>(), Ok(limit.clone()), "{text}");
@@ -191,6 +234,15 @@ mod tests {
             ("t pm:5/m", "the limit `t pm` has ' ' at byte 1"),
             ("tpm:5/m/s", "the period `m/s` is not a duration"),
             ("tpm:5/m\n", "the period `m\\n` is not a duration"),
+            ("tpm:5/m,", "`,` is neither `,across=` nor `,debt=`"),
+            ("tpm:5/m,pool=x", "`,pool=x` is neither `,across=` nor `,debt=`"),
+            ("tpm:5/m,across", "`,across` is neither"),
+            ("tpm:5/m,across=all", "`across`: `all` is not one of `resources`, `entities` and `both`"),
+            ("tpm:5/m,across=both,across=both", "`,across=both` is a second value"),
+            ("tpm:5/m,debt=-1", "the debt `-1` is not a number"),
+            ("tpm:5/m,debt=1,debt=2", "`,debt=2` is a second value"),
+            ("tpm:5/day,debt=1G", "the limit `tpm`: a debt of 1000000000 units, more than 1826250"),
+            ("tpm:5/m,debt=1:7", "the debt `1:7` is not a number"),
         ];
         for (text, sentence) in table {
             let error = text.parse::<Limit>().unwrap_err().to_string();
@@ -207,12 +259,16 @@ mod tests {
             amount in prop_oneof![1..=AMOUNT_MAX, (1_u64..1_000).prop_map(|thousands| thousands * 1_000)],
             micros in prop_oneof![1..=3_600_000_000_u64, (1_u64..366).prop_map(|days| days * 86_400_000_000)],
             burst in prop::option::of(1_u64..1_000_000),
+            across in prop::option::of(prop::sample::select(&Across::ALL[..])),
+            debt_max in prop::option::of(0_u64..10_000_000),
         ) {
             prop_assume!(name != crate::limit::name::DEFAULT);
             let mut limit = Limit::per(name, amount, Duration::from_micros(micros).min(PERIOD_MAX));
             if let Some(burst) = burst {
                 limit = limit.burst(burst);
             }
+            limit.across = across;
+            limit.debt_max = debt_max;
             prop_assume!(limit.check().is_ok());
             prop_assert_eq!(limit.to_string().parse(), Ok(limit.clone()));
             let rule = limit.check().expect("valid");
@@ -220,7 +276,7 @@ mod tests {
         }
 
         #[test]
-        fn arbitrary_text_does_not_panic(text in any::<String>(), parts in "[a-z]:[0-9.kMG]{0,30}/[0-9]{0,30}[a-zµ]{0,3}(:[0-9k]{0,5})?") {
+        fn arbitrary_text_does_not_panic(text in any::<String>(), parts in "[a-z]:[0-9.kMG]{0,30}/[0-9]{0,30}[a-zµ]{0,3}(:[0-9k]{0,5})?(,(across=(both|x)|debt=[0-9k]{0,30}|[a-z=,]{0,5})){0,3}") {
             let _ = text.parse::<Limit>();
             if let Ok(limit) = parts.parse::<Limit>() {
                 prop_assert_eq!(limit.to_string().parse(), Ok(limit));

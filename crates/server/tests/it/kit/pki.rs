@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use rcgen::{
@@ -106,6 +107,7 @@ impl Pair {
         for (file, text) in [(&files.0, &self.cert), (&files.1, &self.key)] {
             let new = file.with_extension("new");
             fs::write(&new, text).expect("written");
+            fs::set_permissions(&new, fs::Permissions::from_mode(0o600)).expect("private");
             fs::rename(&new, file).expect("replaced");
         }
         files

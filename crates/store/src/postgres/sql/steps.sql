@@ -156,15 +156,15 @@ BEGIN
         -- What each line's limit did not take because its debt is bounded.
         v_shorts := c.shorts;
 
-        IF c.kind IN (0, 1) AND NOT c.is_known THEN                                 -- draw, spend
+        IF c.kind IN (0, 1, 8) AND NOT c.is_known THEN                              -- draw, spend, repair
             does_take := true;
-        ELSIF c.kind IN (0, 1) AND NOT is_open THEN
-            IF c.kind = 1 AND c.how = 0 AND c.done = 0 AND c.ended_digest = c.digest THEN
+        ELSIF c.kind IN (0, 1, 8) AND NOT is_open THEN
+            IF c.kind <> 0 AND c.how = 0 AND c.done = 0 AND c.ended_digest = c.digest THEN
                 is_repeat := true; answered := c.ended_at; is_read := false;
             ELSE
                 status := 2; extra := c.how;
             END IF;
-        ELSIF c.kind = 1 THEN
+        ELSIF c.kind IN (1, 8) THEN
             status := 3; extra := c.done;
         ELSIF c.kind IN (0, 2, 3, 4, 5, 6) AND is_open AND c.drawn_key <> c.key THEN
             status := 5; o_levels[c.place] := c.drawn_levels;
@@ -272,6 +272,10 @@ BEGIN
                     END IF;
                 END IF;
                 present := now::numeric * v_amount[k];
+                IF c.kind = 8 THEN
+                    after[j] := present + greatest(v_burst[k] - units, 0)::numeric * v_period[k];
+                    CONTINUE;
+                END IF;
                 after[j] := greatest(v_parts[k], present) + units::numeric * v_period[k];
                 IF units > v_burst[k] OR after[j] > present + v_burst[k]::numeric * v_period[k] THEN
                     is_short := true;
@@ -286,7 +290,12 @@ BEGIN
                     CONTINUE WHEN after[j] IS NULL;
                     k := l_meter[c.line + j];
                     units := n_units[c.name + l_name[c.line + j]];
-                    v_parts[k] := after[j]; v_consumed[k] := v_consumed[k] + units; v_dirty[k] := true;
+                    v_parts[k] := after[j]; v_dirty[k] := true;
+                    IF c.kind = 8 THEN
+                        o_moved[c.line + j] := 0;
+                        CONTINUE;
+                    END IF;
+                    v_consumed[k] := v_consumed[k] + units;
                     IF c.kind = 1 THEN
                         u_meter := array_append(u_meter, k); u_own := array_append(u_own, l_own[c.line + j]);
                         u_units := array_append(u_units, units); u_drawn := array_append(u_drawn, wall);
@@ -299,7 +308,7 @@ BEGIN
                 END LOOP;
                 IF c.kind = 0 THEN
                     granted[c.place] := true; has_grants := true;
-                ELSIF c.kind = 1 THEN
+                ELSIF c.kind IN (1, 8) THEN
                     t_lease := array_append(t_lease, c.id); t_step := array_append(t_step, 0::bigint);
                     t_how := array_append(t_how, 0::smallint); t_digest := array_append(t_digest, c.digest);
                 ELSE

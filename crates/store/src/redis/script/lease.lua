@@ -1,7 +1,7 @@
 -- Slow path: any step of a lease. All limits of all levels, the lease and its usage are decided at one time.
 -- Everything is read and computed before the first write, so that an error changes nothing and affects this
 -- step only.
-local DRAW, SPEND, EXTEND, ADJUST, SETTLE, CANCEL, RENEW, EXPIRE = 0, 1, 2, 3, 4, 5, 6, 7
+local DRAW, SPEND, EXTEND, ADJUST, SETTLE, CANCEL, RENEW, EXPIRE, REPAIR = 0, 1, 2, 3, 4, 5, 6, 7, 8
 local GRANTED, REFUSED, REPEATED, ENDED, LATE, UNKNOWN, ELSEWHERE, FULL, EARLY, FAILED = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9
 local SETTLED, CANCELLED, EXPIRED = 1, 2, 3
 local ROWS_MAX, REMEMBERED = 64, 600
@@ -143,6 +143,16 @@ local function make(which)
     b.changed, b.n = b.changed or n < b.n, n
   end
 
+  -- Applies the caller's rule to a row, unless it is older.
+  local function follow(b, r, amount, period, burst)
+    if version < r[4] then return end
+    if version > r[4] then r[4], b.changed = version, true end
+    if r[6] ~= amount or r[7] ~= period or r[8] ~= burst then
+      reshape(r, amount, period, burst, ns, nu)
+      b.changed = true
+    end
+  end
+
   -- Takes units of every limit, or none. Changed rules are applied either way.
   local function take(keep_s, is_read)
     load_buckets()
@@ -150,13 +160,7 @@ local function make(which)
     each_limit(asked, function(level, b, row, name, units, amount, period, burst)
       local r = b.rows[row]
       if r then
-        if version >= r[4] then
-          if version > r[4] then r[4], b.changed = version, true end
-          if r[6] ~= amount or r[7] ~= period or r[8] ~= burst then
-            reshape(r, amount, period, burst, ns, nu)
-            b.changed = true
-          end
-        end
+        follow(b, r, amount, period, burst)
       else
         r = new_row(row, amount, period, burst)
         if b.n + (fresh[b] or 0) >= ROWS_MAX then make_room(b) end
@@ -297,7 +301,7 @@ local function make(which)
       local e_step, e_s, e_u, e_digest
       how, e_step, e_s, e_u, e_digest = unpack_of('<BI4ddc8', lease)
       local is_same = (op == CANCEL and how == CANCELLED)
-        or ((op == SETTLE or op == SPEND) and how == SETTLED and e_step == step and e_digest == digest)
+        or ((op == SETTLE or op == SPEND or op == REPAIR) and how == SETTLED and e_step == step and e_digest == digest)
       if is_same then return reply(REPEATED, e_s, e_u) end
       return pack('<BB', ENDED, how)
     end
@@ -311,14 +315,38 @@ local function make(which)
       shorts[place] = units
     end
     text = sub(lease, pos)
-    if op == SPEND then return pack('<BI4', LATE, o_step) end
+    if op == SPEND or op == REPAIR then return pack('<BI4', LATE, o_step) end
     if o_identity ~= identity then return pack('<B', ELSEWHERE) .. text end
     if op == DRAW then return repeated(stepped_s, stepped_u, held) end
   elseif op == CANCEL then
     write_ended(CANCELLED, step, false)
     return reply(GRANTED, ns, nu), writes
-  elseif op > SPEND then
+  elseif op > SPEND and op ~= REPAIR then
     return pack('<B', UNKNOWN)
+  end
+
+  if op == REPAIR then
+    load_buckets()
+    local is_full = false
+    each_limit(asked, function(level, b, row, name, units, amount, period, burst)
+      local r = b.rows[row]
+      if r then
+        follow(b, r, amount, period, burst)
+      else
+        if b.n >= ROWS_MAX then make_room(b) end
+        if b.n >= ROWS_MAX then is_full = true end
+        r = new_row(row, amount, period, burst)
+        insert(b, r)
+      end
+      local ds, du, dp = span(math.max(r[8] - units, 0), r[6], r[7])
+      r[1], r[2], r[3] = plus(ns, nu, 0, ds, du, dp, r[6])
+      b.changed = true
+      read(level, name, 0, r)
+    end)
+    if is_full then return pack('<B', FULL) end
+    write_buckets()
+    write_ended(SETTLED, 0, false)
+    return reply(GRANTED, ns, nu), writes
   end
 
   if op == DRAW or op == SPEND then

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 use tidegate_core::bucket::Shape;
-use tidegate_core::limit::cascade::Levels;
+use tidegate_core::limit::cascade::{Levels, Units};
 use tidegate_core::limit::exactness::{BucketId, Entry, Kind, Move, What};
 use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::policy::Version;
@@ -135,6 +135,18 @@ impl Log {
                 self.settled(of(Kind::Settle), levels, moved);
             }
             (Change::End(None), StepResult::Granted(moved)) => self.returned(of(Kind::Return), levels, moved),
+            (Change::Set(units), StepResult::Granted(moved)) => self.set(levels, units, moved),
+        }
+    }
+
+    fn set(&mut self, levels: &Levels, units: &Units, moved: &Movement) {
+        if moved.is_repeat {
+            return;
+        }
+        self.see(levels, moved);
+        for reading in &moved.readings {
+            let units = units[reading.name].unwrap_or(0);
+            self.push(Line::Entry(Entry::set(moved.at, bucket_of(levels, reading), units)));
         }
     }
 
@@ -265,7 +277,7 @@ mod tests {
             .into_iter()
             .filter_map(|entry| match entry.what {
                 What::Shape(shape) => Some((entry.at.as_micros() - START.as_micros(), shape.burst())),
-                What::Moved(_) => None,
+                What::Moved(_) | What::Set(_) => None,
             })
             .collect();
         shapes.sort_unstable();

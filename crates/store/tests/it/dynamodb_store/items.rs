@@ -27,7 +27,8 @@ fn shared(limit: Limit) -> std::sync::Arc<Levels> {
 fn all_shared(limits: impl IntoIterator<Item = Limit>) -> std::sync::Arc<Levels> {
     let (subject, policy) = (subject("acme"), Policy::new(limits).expect("a valid policy"));
     let resolved = resolve(&subject, [None, None, Some(&policy), None], &Policy::default());
-    std::sync::Arc::new(Levels::new(Version::ZERO, vec![(subject, resolved)]))
+    // Debts as large as a test wants.
+    std::sync::Arc::new(Levels::new(Version::ZERO, vec![(subject, resolved)]).with_debt_max(|_, _| None))
 }
 
 async fn store() -> (DynamoDb, ManualWall) {

@@ -19,6 +19,7 @@ pub(crate) fn to_line(entry: &Entry) -> String {
         What::Shape(shape) => {
             format!("{head}\tshape\t{}\t{}\t{}", shape.amount(), shape.period().as_micros(), shape.burst())
         }
+        What::Set(units) => format!("{head}\tset\t{units}"),
         What::Moved(Move { lease, step, units, kind, buckets }) => {
             let kind = KINDS.iter().position(|known| *known == kind).expect("a kind that is known");
             format!("{head}\t{kind}\t{lease}\t{step}\t{units}\t{buckets}")
@@ -29,11 +30,14 @@ pub(crate) fn to_line(entry: &Entry) -> String {
 pub(crate) fn from_line(line: &str) -> Entry {
     let parts: Vec<&str> = line.split('\t').collect();
     let number = |place: usize| parts[place].parse::<u64>().expect("a number");
-    let subject = Subject::new(parts[1], parts[2]).expect("a subject");
+    let subject = Subject::stored(parts[1], parts[2]).expect("a subject");
     let (at, bucket) = (Stamp::from_micros(number(0)), BucketId { subject, row: parts[3].into() });
     if parts[4] == "shape" {
         let shape = Shape::new(number(5), Duration::from_micros(number(6)), number(7)).expect("a shape");
         return Entry::shape(at, bucket, shape);
+    }
+    if parts[4] == "set" {
+        return Entry::set(at, bucket, number(5));
     }
     let lease: LeaseId = parts[5].parse().expect("a lease");
     let kind = KINDS[parts[4].parse::<usize>().expect("a kind")];

@@ -7,6 +7,7 @@ pub(crate) mod common;
 pub(crate) mod contents;
 pub(crate) mod engine;
 pub(crate) mod eviction;
+pub(crate) mod killed;
 pub(crate) mod log;
 pub(crate) mod round_robin;
 pub(crate) mod sqlite;

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use tidegate_core::limit::cascade::{Levels, Units};
 use tidegate_core::limit::exactness::{BucketId, Entry, Kind, Move, check, check_ledger};
+use tidegate_core::limit::name::Across;
 use tidegate_core::limit::rule::Limit;
 use tidegate_core::limit::usage::Window;
 use tidegate_core::random::Random;
@@ -127,7 +128,11 @@ struct Caller<S> {
 
 impl<S: Store> Caller<S> {
     fn levels(&mut self) -> Arc<Levels> {
-        let own = [Limit::per_second("rpm", 400).burst(6), Limit::per_second("tpm", 20_000).burst(300)];
+        let mut own =
+            vec![Limit::per_second("rpm", 400).burst(6), Limit::per_second("tpm", 20_000).burst(300)];
+        if self.store.pool_refusal(Across::Entities).is_none() {
+            own.push(Limit::per_second("tpm", 40_000).burst(400).across(Across::Entities));
+        }
         let shared = [Limit::per_second("tpm", 50_000).burst(500), Limit::per_second("rpm", 900).burst(12)];
         let child = format!("child-{}", self.random.below(4));
         levels(&[(&child, &own), ("parent", &shared)])

@@ -23,6 +23,8 @@ use tidegate_store::{
 pub(crate) enum Defect {
     /// None: every call is passed through.
     Nothing,
+    /// A repair is recorded but not made.
+    RepairsNothing,
     /// A repeated draw takes again.
     ChargesRepeats,
     /// A refused draw takes the available units.
@@ -204,6 +206,11 @@ impl BrokenStore {
                 }
                 Ok(answer)
             }
+            Change::Set(_) if self.is(Defect::RepairsNothing) => {
+                let held = vec![Some(0); step.levels.names().len()].into();
+                self.engine.apply_step(Step { change: Change::Take(&held, TakeMode::Spend), ..step }).await
+            }
+            Change::Set(_) => self.engine.apply_step(step).await,
             Change::Renew(span) => {
                 let made = if self.is(Defect::RenewsNothing) { Duration::ZERO } else { span };
                 let mut answer = self.engine.apply_step(Step { change: Change::Renew(made), ..step }).await?;

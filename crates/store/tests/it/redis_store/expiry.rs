@@ -34,7 +34,7 @@ async fn bucket_expires_when_full_and_debt_when_paid() {
     let slow_levels = levels(1, &[("slow", &[slow("rpm", 10), Limit::per_second("tpm", 10)])]);
     granted(store.spend(&draw(&slow_levels, &[("rpm", 10), ("tpm", 1)])).await);
     // A debt of a thousand days.
-    let debtor = levels(1, &[("debtor", &[slow("rpm", 10)])]);
+    let debtor = levels(1, &[("debtor", &[slow("rpm", 10).debt_max(1_000)])]);
     let held = draw(&debtor, &[("rpm", 10)]);
     granted(store.draw(&held).await);
     let deltas = debtor.deltas(&[("rpm", 1_000)]).unwrap();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use tidegate_core::limit::cascade::Levels;
 use tidegate_core::limit::lease::LeaseId;
+use tidegate_core::limit::name::{Across, DEFAULT, Subject};
 use tidegate_core::limit::rule::Limit;
 use tidegate_core::random::Random;
 use tidegate_core::time::Stamp;
@@ -16,10 +17,13 @@ use tidegate_store::{
 use super::load::usage;
 use crate::kit::child::{Child, ChildArgs, test_name};
 use crate::kit::common::{cancel_of, draw_of, granted, is_granted, levels, settle_of, subject};
+use crate::kit::killed;
 use crate::kit::sqlite::{TIMEOUT, TempFile};
 
 const PROCESSES: u64 = 3;
 const CALLERS: u64 = 4;
+/// The entities of the buckets; the last is the pool of all of them.
+const NAMES: [&str; 5] = ["child-0", "child-1", "child-2", "parent", DEFAULT];
 /// More than all rounds together take.
 const BURST: u64 = 800_000;
 
@@ -54,13 +58,31 @@ fn killed_processes_keep_exactly_the_answered_steps() {
     assert!(answers.settles > 0);
 }
 
+#[test]
+fn killed_processes_do_not_exceed_a_pool() {
+    if let Some(args) = ChildArgs::from_env() {
+        return runtime().block_on(async {
+            let opened = SqliteOptions::file(&args.path).deadline(TIMEOUT).open().await;
+            killed::run_child(&args, opened.expect("the file is opened")).await;
+        });
+    }
+    let (place, seed) = (TempFile::new(), HostWall.now().as_micros());
+    let test = test_name!(killed_processes_do_not_exceed_a_pool);
+    let reports = killed::kill_children(test, &place.path, seed);
+    runtime().block_on(async {
+        let store = Sqlite::open(&place.path).await.expect("the file is opened");
+        println!("seed {seed}: {}", killed::check_reports(&reports, &store).await);
+    });
+}
+
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
 }
 
 fn levels_of(child: u64) -> Arc<Levels> {
-    let limits = [Limit::per_hour("rpm", 1).burst(BURST)];
-    levels(&[(&format!("child-{child}"), &limits), ("parent", &limits)])
+    let limit = Limit::per_hour("rpm", 1).burst(BURST);
+    let pooled = [limit.clone(), limit.clone().across(Across::Entities)];
+    levels(&[(&format!("child-{child}"), &pooled), ("parent", &[limit])])
 }
 
 /// Draws and settles until it is killed, and reports each answer.
@@ -182,17 +204,17 @@ async fn assert_conserved(place: &TempFile, store: &Sqlite) {
     for row in rows.expect("a query") {
         let (levels, units) = row.expect("a row");
         let units: i64 = units.parse().expect("one limit");
-        for name in ["child-0", "child-1", "child-2", "parent"] {
+        for name in NAMES {
             if levels.contains(&format!("\"{name}\"")) {
                 *held.entry(name.to_owned()).or_default() += units;
             }
         }
     }
-    for name in ["child-0", "child-1", "child-2", "parent"] {
-        let seen =
-            store.balances(&Lookup::Subjects(vec![subject(name)])).await.expect("balances are returned");
+    for name in NAMES {
+        let key = Subject::stored(name, subject("any").resource.as_str()).expect("a stored name");
+        let seen = store.balances(&Lookup::Subjects(vec![key.clone()])).await.expect("balances are returned");
         let Some(meter) = seen.buckets.first().and_then(|bucket| bucket.meters.first()) else { continue };
-        let settled = used.get(&(subject(name), meter.rule().name().clone())).copied().unwrap_or_default();
+        let settled = used.get(&(key, meter.rule().name().clone())).copied().unwrap_or_default();
         let held = held.get(name).copied().unwrap_or_default();
         assert_eq!(meter.consumed(), i64::try_from(settled).expect("it is small") + held, "{name}");
         let whole = meter.available(seen.at) + meter.consumed();

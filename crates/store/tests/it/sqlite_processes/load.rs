@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use tidegate_core::limit::cascade::Levels;
 use tidegate_core::limit::exactness::{Entry, check, check_ledger};
 use tidegate_core::limit::lease::LeaseId;
+use tidegate_core::limit::name::Across;
 use tidegate_core::limit::policy::OnExpiry;
 use tidegate_core::limit::rule::Limit;
 use tidegate_core::limit::usage::Window;
@@ -125,7 +126,11 @@ struct Caller {
 
 impl Caller {
     fn levels(&mut self) -> Arc<Levels> {
-        let own = [Limit::per_second("rpm", 300).burst(20), Limit::per_second("tpm", 20_000).burst(400)];
+        let own = [
+            Limit::per_second("rpm", 300).burst(20),
+            Limit::per_second("tpm", 20_000).burst(400),
+            Limit::per_second("tpm", 45_000).burst(700).across(Across::Entities),
+        ];
         let shared = [Limit::per_second("rpm", 900).burst(30), Limit::per_second("tpm", 50_000).burst(900)];
         let root = [Limit::per_second("tpm", 40_000).burst(800)];
         let child = format!("child-{}", self.random.below(5));

@@ -1,7 +1,9 @@
 //! Bounds, and names and numbers at their limits.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate_core::limit::cascade::Levels;
 use tidegate_core::limit::entity::Entity;
 use tidegate_core::limit::name::EntityId;
 use tidegate_core::limit::policy::{Expect, OnExpiry};
@@ -85,7 +87,7 @@ async fn names_are_never_interpreted_as_sql() {
 async fn largest_numbers_round_trip() {
     let (place, clock) = (TempFile::new(), ManualWall::new(START));
     let limits = [Limit::per_second("rpm", 1 << 40).burst(1 << 40)];
-    let levels = levels(&[("acme", &limits)]);
+    let levels = Arc::new(Levels::clone(&levels(&[("acme", &limits)])).with_debt_max(|_, _| None));
     let mut store = place.open(&clock).await;
     let draw = draw_of(&levels, 1 << 40);
     granted(store.draw(&draw).await);

@@ -1,6 +1,7 @@
 //! Invalid and changing files: each error names the file and the reason, and nothing is lost or half done.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
 use tidegate_core::limit::entity::Entity;
@@ -18,6 +19,19 @@ use crate::kit::common::{
 };
 use crate::kit::contents::{all_records, fill_records};
 use crate::kit::sqlite::{TIMEOUT, TempFile};
+
+/// It was created with the umask, and so readable by every user on most systems.
+#[tokio::test]
+async fn new_file_is_private_to_its_owner() {
+    let place = TempFile::new();
+    let store = Sqlite::open(&place.path).await.unwrap();
+    for file in fs::read_dir(place.folder.path()).unwrap() {
+        let file = file.unwrap();
+        let mode = file.metadata().unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode, 0o600, "{}", file.path().display());
+    }
+    store.close().await;
+}
 
 #[tokio::test]
 async fn missing_folder_is_named() {

@@ -2,8 +2,11 @@
 
 use std::fs;
 
+use tidegate_core::limit::entity::Entity;
+use tidegate_core::limit::name::EntityId;
+use tidegate_core::limit::policy::Expect;
 use tidegate_store::lifecycle::{self, Lifecycle, Readiness};
-use tidegate_store::{ManualWall, Sqlite, Tokens};
+use tidegate_store::{Entities, ManualWall, Sqlite, SqliteOptions, Tokens};
 
 use crate::kit::common::{START, balance, error_text};
 use crate::kit::contents::{assert_intact, fill};
@@ -54,6 +57,42 @@ async fn check_and_list_create_nothing() {
     assert_eq!(error_text(life(&place, "").list().await), wanted);
     assert_eq!(error_text(life(&place, "").upgrade().await), wanted);
     assert_eq!(bytes(&place), []);
+}
+
+/// Programs that have it open go on, and what they write afterwards is not in the copy.
+#[tokio::test]
+async fn backup_is_a_store_of_one_moment() {
+    let place = TempFile::new();
+    let missing = life(&place, "").backup(&place.folder.path().join("no.db")).await;
+    assert!(error_text(missing).contains("does not exist: run `tidegate store init`"));
+    let store = place.open(&ManualWall::new(START)).await;
+    fill(&store).await;
+    let file = place.folder.path().join("copy of 'it'.db");
+    let made = life(&place, "").backup(&file).await.unwrap();
+    assert_eq!((made.file.as_path(), made.bytes), (file.as_path(), fs::metadata(&file).unwrap().len()));
+    let later = store.put(&Entity::new(EntityId::new("later").unwrap()), Expect::Any, "ops").await;
+    assert!(later.is_ok(), "the store goes on");
+    store.close().await;
+
+    let copy = SqliteOptions::file(&file).clock(ManualWall::new(START)).open().await.unwrap();
+    assert_eq!(copy.get(&EntityId::new("later").unwrap()).await.unwrap(), None);
+    assert_intact(&copy).await;
+    copy.close().await;
+    let again = life(&place, "").backup(&file).await;
+    assert_eq!(error_text(again), format!("`{}` exists already", file.display()));
+    let nowhere = place.folder.path().join("none").join("copy.db");
+    assert!(error_text(life(&place, "").backup(&nowhere).await).contains("cannot be written: No such file"));
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn backup_is_readable_by_its_owner_only() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let place = TempFile::new();
+    filled(&place).await;
+    let file = place.folder.path().join("copy.db");
+    life(&place, "").backup(&file).await.unwrap();
+    assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
 }
 
 #[tokio::test]

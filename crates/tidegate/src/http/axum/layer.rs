@@ -314,6 +314,7 @@ fn minimal(error: &LimitError, whole: Problem) -> Problem {
         LimitError::Busy { .. } | LimitError::Closed | LimitError::Unavailable { .. } => {
             "the service cannot handle the request now"
         }
+        LimitError::Disabled { .. } => "requests of this caller are refused",
         // The caller has chosen neither the limits nor the cost.
         _ => return internal(),
     };

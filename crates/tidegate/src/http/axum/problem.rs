@@ -12,6 +12,7 @@ const UNPROCESSABLE: u16 = 422;
 const UNAVAILABLE: u16 = 503;
 const CONFLICT: u16 = 409;
 const NOT_FOUND: u16 = 404;
+const FORBIDDEN: u16 = 403;
 /// The retry time if none is known.
 const SOON: Duration = Duration::from_secs(1);
 
@@ -56,6 +57,7 @@ pub fn problem(error: &LimitError) -> Problem {
             let problem = Problem::new(CONFLICT, "id-reused", "Not as expected", detail);
             Problem { field: Some("id".to_owned()), ..problem }
         }
+        LimitError::Disabled { .. } => Problem::new(FORBIDDEN, "entity-disabled", "Disabled", detail),
         LimitError::NoLimits { .. } => unprocessable("no-limits", detail),
         LimitError::Unavailable { source, retry_after } => after(store_problem(source), *retry_after),
         LimitError::Store(error) => store_problem(error),

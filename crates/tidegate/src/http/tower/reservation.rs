@@ -18,7 +18,8 @@ pub(super) struct Reservation {
 impl Reservation {
     /// Takes the charge of an unused permit.
     pub(super) fn of(mut permit: Permit<'static>) -> Self {
-        Self { held: permit.charge.take().map(|charge| (Arc::clone(&permit.inner), charge)) }
+        let charge = permit.charge.take();
+        Self { held: charge.map(|charge| (Arc::clone(permit.inner()), charge)) }
     }
 
     /// The request is sent.

@@ -1,0 +1,389 @@
+//! One call: the tenant's limits, the throttle, the upstream, and another attempt if it rejects.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, RETRY_AFTER};
+use http::{HeaderMap, HeaderValue, StatusCode, Version, request, response};
+use http_body_util::BodyExt as _;
+use hyper::body::{Body as _, Bytes, Incoming};
+use hyper::{Method, Request, Response, Uri};
+use tidegate::{Classes, Gate, Outcome, Refused, RetryInfo, Stamp, retry_info};
+use tidegate_core::duration;
+use tidegate_core::limit::name::EntityId;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::body::MeteredBody;
+use crate::builder::Upstream;
+use crate::codec::with_usage_option;
+use crate::headers::{Key, WITHIN, find_key, remove_hop_by_hop, replace_key, upstream_path};
+use crate::listener::{ResponseBody, full};
+use crate::profile::{RequestFacts, Tokens};
+use crate::proxy::Inner;
+use crate::refusal::Refusal;
+use crate::scope::Scope;
+use crate::tenant::CallTokens;
+use crate::ticket::{CallInfo, Ending, Ticket, cost, count};
+use crate::transport::{Beginning, Prefixed};
+use crate::usage::UsageReader;
+
+/// The part of a rejection that is read to classify it.
+const REJECTION_MAX: usize = 64 * 1_024;
+/// Timeout for that part.
+const REJECTION_TIME: Duration = Duration::from_secs(10);
+/// Attempts of one call. The wait is the bound in practice.
+const ATTEMPTS_MAX: u32 = 64;
+
+/// A response, or the reason why there is none.
+type Forwarded = Result<Response<ResponseBody>, Refusal>;
+
+/// Who calls, and the key that the upstream receives.
+struct Caller {
+    key: Option<Key>,
+    entity: Option<EntityId>,
+}
+
+/// A request as it is sent to the upstream, possibly several times.
+struct Prepared {
+    method: Method,
+    uri: Uri,
+    headers: HeaderMap,
+    body: Payload,
+    /// Whether the usage option was added, so that its chunk is removed.
+    adds_usage: bool,
+}
+
+/// The body of a request.
+enum Payload {
+    /// Kept for another attempt.
+    Kept(Bytes),
+    /// Can be sent once.
+    Once(Option<Prefixed>),
+}
+
+/// Forwards a request, and responds with the upstream's response.
+pub(crate) async fn forward(proxy: &Inner, upstream: &Upstream, request: Request<Incoming>) -> Forwarded {
+    count(&proxy.counts.calls, 1);
+    let Ok(slot) = std::sync::Arc::clone(&proxy.calls).try_acquire_owned() else {
+        let busy = format!("{} calls are in flight or waiting, which is the maximum", proxy.bounds.calls_max);
+        return Err(Refusal::upstream(StatusCode::SERVICE_UNAVAILABLE, busy));
+    };
+    let (mut head, body) = request.into_parts();
+    let deadline = Instant::now() + within(proxy, &mut head.headers)?;
+    let caller = identify(proxy, upstream, &mut head).await?;
+    let (prepared, mut info) = prepare(proxy, (upstream, &caller), &head, body).await?;
+    info.tenant = caller.entity.as_ref().map(|entity| entity.as_str().to_owned()).unwrap_or_default();
+    let model = info.model.clone().unwrap_or_default();
+    info.tokens.output =
+        proxy.estimates.output(&info.tenant, &model).min(info.tokens.output_max.unwrap_or(u64::MAX));
+    if info.model.is_none() {
+        info.tokens = Tokens::default();
+    }
+    let lease = match (&proxy.tenants, &caller.entity) {
+        (Some(tenants), Some(entity)) => {
+            let tokens = CallTokens { input: info.tokens.input, output: info.tokens.output };
+            let resource = if model.is_empty() { &*upstream.name } else { model.as_str() };
+            let drawn = tenants.draw(entity, resource, tokens, left(deadline)).await;
+            Some(drawn.inspect_err(|_| count(&proxy.counts.refused_by_limits, 1))?)
+        }
+        _ => None,
+    };
+    let group = upstream.profile.group_of(&model);
+    let scope = proxy.scopes.scope(&upstream.name, caller.key.as_ref(), group);
+    let ticket = Ticket::new(info, proxy.estimates.clone(), proxy.counts.clone(), lease);
+    send(proxy, Attempts { scope, deadline, prepared, ticket, slot }).await
+}
+
+/// How long the caller waits at most.
+fn within(proxy: &Inner, headers: &mut HeaderMap) -> Result<Duration, Refusal> {
+    let Some(value) = headers.remove(WITHIN) else { return Ok(proxy.bounds.within) };
+    let parsed = value.to_str().ok().and_then(|text| match text.parse::<f64>() {
+        Ok(seconds) => Duration::try_from_secs_f64(seconds).ok(),
+        Err(_) => duration::parse(text).ok(),
+    });
+    match parsed {
+        Some(span) => Ok(span.min(proxy.bounds.within_max)),
+        None => Err(Refusal::invalid(format!("{WITHIN} must be seconds, or a duration such as `30s`"))),
+    }
+}
+
+fn left(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now())
+}
+
+/// Finds the caller's key. A token of tidegate is exchanged for the key that is kept for the upstream.
+async fn identify(proxy: &Inner, upstream: &Upstream, head: &mut request::Parts) -> Result<Caller, Refusal> {
+    let key = find_key(&upstream.profile, &head.headers, &head.uri);
+    let token = key.as_ref().filter(|key| key.is_token());
+    match (token, &proxy.tenants) {
+        (Some(token), Some(tenants)) => {
+            let entity = tenants.identify(token).await?;
+            let Some(kept) = &upstream.key else {
+                let name = &upstream.name;
+                return Err(Refusal::forbidden(format!("the proxy keeps no key for the upstream `{name}`")));
+            };
+            if !replace_key(&upstream.profile, &mut head.headers, kept) {
+                return Err(Refusal::forbidden("the key that the proxy keeps cannot be sent in a header"));
+            }
+            Ok(Caller { key: Some(kept.clone()), entity: Some(entity) })
+        }
+        (Some(_), None) => {
+            Err(Refusal::unauthorized("this proxy has no store of tokens: start it with --store URL"))
+        }
+        (None, _) if proxy.requires_token => {
+            Err(Refusal::unauthorized("this proxy needs a token of tidegate"))
+        }
+        (None, _) => Ok(Caller { key, entity: None }),
+    }
+}
+
+/// Reads what is to be known of a request, and prepares what is sent.
+async fn prepare(
+    proxy: &Inner,
+    (upstream, caller): (&Upstream, &Caller),
+    head: &request::Parts,
+    body: Incoming,
+) -> Result<(Prepared, CallInfo), Refusal> {
+    let (profile, max) = (&upstream.profile, proxy.bounds.replay_max);
+    let reads = profile.reads_bodies() && !body.is_end_stream();
+    let length = body.size_hint().exact();
+    let is_small = length.is_some_and(|length| length <= max as u64);
+    let mut scan = profile.request.scan();
+    let mut facts = RequestFacts::default();
+    let mut beginning = None;
+    let payload = if reads || is_small {
+        let see = |piece: &[u8]| {
+            if reads {
+                scan.push(piece);
+            }
+        };
+        let read = timeout(proxy.bounds.body_time, Beginning::read(body, max, see)).await;
+        let Ok(Ok(read)) = read else { return Err(Refusal::invalid("the body did not arrive")) };
+        if reads {
+            facts = profile.request.facts(scan);
+        }
+        match read.rest {
+            None => {
+                beginning = Some(read.bytes.clone());
+                Payload::Kept(read.bytes)
+            }
+            Some(_) => Payload::Once(Some(read.into_body())),
+        }
+    } else {
+        Payload::Once(Some(Prefixed::of(body)))
+    };
+    let path = head.uri.path().get(upstream.name.len() + 1..).unwrap_or_default();
+    let model = profile.model_in(path).or(facts.model).filter(|_| head.method == Method::POST);
+    let bytes = length.or(beginning.as_ref().map(|bytes| bytes.len() as u64)).unwrap_or(max as u64);
+    let input = proxy.estimates.input(model.as_deref().unwrap_or_default(), bytes);
+    let tokens = Tokens { input, output: 0, output_max: facts.output_max, choices: facts.choices };
+    let mut headers = head.headers.clone();
+    remove_hop_by_hop(&mut headers);
+    headers.remove(HOST);
+    let asks = facts.is_stream && profile.needs_usage_option(path) && !headers.contains_key(CONTENT_ENCODING);
+    let (payload, adds_usage) = payload.edited(&mut headers, asks);
+    if model.is_some() && !profile.usage.is_empty() {
+        // Usage cannot be read of a compressed response.
+        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    }
+    let without = profile.key_query.as_deref().filter(|_| caller.entity.is_some());
+    let target = upstream_path(&upstream.base, path, head.uri.query(), without);
+    let uri = target.and_then(|target| {
+        let uri = Uri::builder().scheme(upstream.scheme.clone()).authority(upstream.authority.clone());
+        uri.path_and_query(target).build().ok()
+    });
+    let Some(uri) = uri else { return Err(Refusal::invalid("the path is invalid")) };
+    let info = CallInfo { profile: profile.clone(), tenant: String::new(), model, bytes, tokens };
+    Ok((Prepared { method: head.method.clone(), uri, headers, body: payload, adds_usage }, info))
+}
+
+/// A call that may be sent.
+struct Attempts {
+    scope: Scope,
+    deadline: Instant,
+    prepared: Prepared,
+    ticket: Ticket,
+    slot: OwnedSemaphorePermit,
+}
+
+/// Sends a call until the upstream does not reject it, or time is up.
+async fn send(proxy: &Inner, call: Attempts) -> Forwarded {
+    let Attempts { scope, deadline, mut prepared, mut ticket, slot } = call;
+    let reserved = ticket.info().profile.reserved(ticket.info().tokens);
+    for attempt in 1.. {
+        let permit = match proxy.scopes.acquire(&scope, cost(reserved), left(deadline)).await {
+            Ok(permit) => permit,
+            Err(refused) => {
+                count(&proxy.counts.refused_by_upstream, 1);
+                ticket.end(Ending::NotDone);
+                return Err(refused.into());
+            }
+        };
+        let Some(request) = prepared.request() else { break };
+        ticket.send(permit);
+        let sent_at = Instant::now();
+        let response = timeout(proxy.bounds.response_time, proxy.transport.send(request)).await;
+        let response = match response {
+            Ok(Ok(response)) => response,
+            failed => return Err(no_response(proxy, ticket, failed.ok().and_then(Result::err))),
+        };
+        let took = sent_at.elapsed();
+        let (mut head, body) = response.into_parts();
+        let outcome = outcome_of(&head).took(took);
+        if !matches!(head.status.as_u16(), 429 | 503 | 529) {
+            ticket.learn(outcome);
+            remove_hop_by_hop(&mut head.headers);
+            return Ok(passed(head, Prefixed::of(body), ticket, prepared.adds_usage, slot));
+        }
+        let Rejection { body, outcome, is_final } = classify(&ticket, &head, body, outcome).await;
+        let is_retryable = head.status != StatusCode::SERVICE_UNAVAILABLE && prepared.is_repeatable();
+        if is_retryable && !is_final && attempt < ATTEMPTS_MAX && !left(deadline).is_zero() {
+            ticket.retry(outcome);
+            let wait = outcome.hint().unwrap_or_default();
+            if wait > left(deadline) {
+                count(&proxy.counts.refused_by_upstream, 1);
+                ticket.end(Ending::NotDone);
+                return Err(Refused::Limited { by: Gate::Pause, retry_after: Some(wait) }.into());
+            }
+            sleep(wait).await;
+            continue;
+        }
+        count(&proxy.counts.rejected, 1);
+        ticket.learn(outcome);
+        ticket.end(Ending::NotDone);
+        remove_hop_by_hop(&mut head.headers);
+        return Ok(Response::from_parts(head, body.boxed()));
+    }
+    ticket.end(Ending::NotDone);
+    Err(Refusal::upstream(StatusCode::BAD_GATEWAY, "the upstream rejects this call"))
+}
+
+/// What is known of a rejection.
+struct Rejection {
+    body: Prefixed,
+    outcome: Outcome,
+    /// Another attempt cannot succeed.
+    is_final: bool,
+}
+
+/// Reads the beginning of a rejection's body, which says whether another attempt can succeed, and when.
+async fn classify(ticket: &Ticket, head: &response::Parts, body: Incoming, outcome: Outcome) -> Rejection {
+    let read = timeout(REJECTION_TIME, Beginning::read(body, REJECTION_MAX, |_| {})).await;
+    let Ok(Ok(read)) = read else {
+        let body = Beginning { bytes: Bytes::new(), rest: None }.into_body();
+        return Rejection { body, outcome, is_final: false };
+    };
+    let has_retry_after = head.headers.contains_key(RETRY_AFTER);
+    let is_limit = head.status == StatusCode::TOO_MANY_REQUESTS;
+    let info = retry_info(&read.bytes);
+    let is_final = is_limit
+        && (info == Some(RetryInfo::DayUsedUp)
+            || ticket.info().profile.is_final(&read.bytes, has_retry_after));
+    let outcome = match info {
+        // It says nothing about the rate that the upstream accepts.
+        _ if is_final => Outcome::ignored(),
+        Some(RetryInfo::After(wait)) if !outcome.has_hint() => outcome.retry_after(wait),
+        _ => outcome,
+    };
+    Rejection { body: read.into_body(), outcome, is_final }
+}
+
+/// The upstream did not respond. A call that it may have received is not repeated.
+fn no_response(
+    proxy: &Inner,
+    mut ticket: Ticket,
+    error: Option<hyper_util::client::legacy::Error>,
+) -> Refusal {
+    count(&proxy.counts.failed, 1);
+    let Some(error) = error else {
+        ticket.learn(Outcome::failure());
+        ticket.end(Ending::Unknown);
+        let span = proxy.bounds.response_time.as_secs();
+        return Refusal::upstream(
+            StatusCode::GATEWAY_TIMEOUT,
+            format!("the upstream did not respond within {span}s"),
+        );
+    };
+    tracing::warn!(%error, "the upstream did not respond");
+    ticket.learn(Outcome::failure());
+    let is_connect = error.is_connect();
+    ticket.end(if is_connect { Ending::NotDone } else { Ending::Unknown });
+    let what = if is_connect { "cannot be reached" } else { "broke the connection" };
+    Refusal::upstream(StatusCode::BAD_GATEWAY, format!("the upstream {what}"))
+}
+
+/// The response as it passes to the caller.
+fn passed(
+    mut head: response::Parts,
+    body: Prefixed,
+    ticket: Ticket,
+    adds_usage: bool,
+    slot: OwnedSemaphorePermit,
+) -> Response<ResponseBody> {
+    let profile = &ticket.info().profile;
+    let kind = head.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    let is_readable = ticket.info().model.is_some()
+        && head.status.is_success()
+        && !profile.usage.is_empty()
+        && !head.headers.contains_key(CONTENT_ENCODING);
+    let reader = match kind {
+        _ if !is_readable => UsageReader::None,
+        kind if kind.starts_with("text/event-stream") => UsageReader::events(profile, adds_usage),
+        _ => UsageReader::document(profile),
+    };
+    if !head.status.is_success() {
+        // The upstream did nothing that would be paid for.
+        ticket.end(Ending::NotDone);
+        return Response::from_parts(head, body.boxed());
+    }
+    if reader.edits() {
+        head.headers.remove(CONTENT_LENGTH);
+    }
+    head.version = Version::HTTP_11;
+    let body = MeteredBody::new(body, reader, ticket).map_frame(move |frame| {
+        let _held = &slot;
+        frame
+    });
+    Response::from_parts(head, body.boxed_unsync())
+}
+
+fn outcome_of(head: &response::Parts) -> Outcome {
+    const CLASSES: &Classes = &Classes::new();
+    let now = Stamp::ZERO + SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    CLASSES.outcome_of_parts(head.status, &head.headers, now)
+}
+
+impl Payload {
+    /// Adds the usage option if the request is to ask for usage. Returns whether it was added.
+    fn edited(self, headers: &mut HeaderMap, asks: bool) -> (Self, bool) {
+        let Self::Kept(bytes) = self else { return (self, false) };
+        // The length may change, and a body that is kept has one anyway.
+        let had_length = headers.remove(CONTENT_LENGTH).is_some();
+        let edited = if asks { with_usage_option(&bytes) } else { None };
+        let adds_usage = edited.is_some();
+        let bytes = edited.map_or(bytes, Bytes::from);
+        if had_length || !bytes.is_empty() {
+            headers.insert(CONTENT_LENGTH, HeaderValue::from(bytes.len()));
+        }
+        (Self::Kept(bytes), adds_usage)
+    }
+}
+
+impl Prepared {
+    const fn is_repeatable(&self) -> bool {
+        matches!(self.body, Payload::Kept(_))
+    }
+
+    /// The next request; `None` if its body was already sent.
+    fn request(&mut self) -> Option<Request<ResponseBody>> {
+        let body = match &mut self.body {
+            Payload::Kept(bytes) => full(bytes.clone()),
+            Payload::Once(body) => body.take()?.boxed(),
+        };
+        let mut request = Request::new(body);
+        *request.method_mut() = self.method.clone();
+        *request.uri_mut() = self.uri.clone();
+        *request.headers_mut() = self.headers.clone();
+        Some(request)
+    }
+}

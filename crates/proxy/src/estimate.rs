@@ -1,0 +1,140 @@
+//! Estimates of tokens before a call: input from bytes and a running ratio per model, output from recent calls
+//! of the same tenant and model.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Bytes of a request per token, before anything is known of the model.
+const BYTES_PER_TOKEN: f64 = 3.5;
+/// Weight of the newest ratio.
+const WEIGHT: f64 = 0.1;
+/// A ratio outside these bounds is no measure of text.
+const RATIO: (f64, f64) = (0.01, 20.0);
+/// Recent outputs that are kept of each tenant and model.
+const RECENT: usize = 32;
+/// Output of a call before anything is known.
+const OUTPUT: u64 = 256;
+/// The most models, and pairs of tenant and model, that are kept. When there are more, all are forgotten and
+/// learned again.
+const KEYS_MAX: usize = 4_096;
+
+/// Estimates, learned from the usage of earlier calls.
+#[derive(Debug, Default)]
+pub(crate) struct Estimates {
+    ratios: Mutex<HashMap<String, f64>>,
+    outputs: Mutex<HashMap<(String, String), Recent>>,
+}
+
+/// The newest outputs, in a ring.
+#[derive(Debug, Default)]
+struct Recent {
+    values: Vec<u64>,
+    next: usize,
+}
+
+impl Estimates {
+    /// The input tokens of a request of this many bytes.
+    pub(crate) fn input(&self, model: &str, bytes: u64) -> u64 {
+        let ratio = lock(&self.ratios).get(model).copied().unwrap_or(1.0);
+        whole(as_f64(bytes) / BYTES_PER_TOKEN * ratio)
+    }
+
+    /// The output that nine of ten calls do not exceed.
+    pub(crate) fn output(&self, tenant: &str, model: &str) -> u64 {
+        let outputs = lock(&self.outputs);
+        outputs.get(&(tenant.to_owned(), model.to_owned())).map_or(OUTPUT, Recent::p90)
+    }
+
+    /// Learns from a call that reported its usage.
+    pub(crate) fn learn(&self, tenant: &str, model: &str, bytes: u64, (input, output): (u64, u64)) {
+        if bytes > 0 && input > 0 {
+            let (low, high) = RATIO;
+            let seen = (as_f64(input) * BYTES_PER_TOKEN / as_f64(bytes)).clamp(low, high);
+            let mut ratios = lock(&self.ratios);
+            let ratio = bounded_entry(&mut ratios, model.to_owned(), || seen);
+            *ratio += WEIGHT * (seen - *ratio);
+        }
+        let mut outputs = lock(&self.outputs);
+        bounded_entry(&mut outputs, (tenant.to_owned(), model.to_owned()), Recent::default).push(output);
+    }
+}
+
+impl Recent {
+    fn push(&mut self, value: u64) {
+        if self.values.len() < RECENT {
+            self.values.push(value);
+        } else {
+            self.values[self.next] = value;
+            self.next = (self.next + 1) % RECENT;
+        }
+    }
+
+    fn p90(&self) -> u64 {
+        let mut sorted = self.values.clone();
+        sorted.sort_unstable();
+        let at = (sorted.len() * 9).div_ceil(10).saturating_sub(1);
+        sorted.get(at).copied().unwrap_or(OUTPUT)
+    }
+}
+
+fn bounded_entry<K: Hash + Eq, V>(map: &mut HashMap<K, V>, key: K, new: impl FnOnce() -> V) -> &mut V {
+    if map.len() >= KEYS_MAX && !map.contains_key(&key) {
+        map.clear();
+    }
+    map.entry(key).or_insert_with(new)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "an estimate")]
+const fn as_f64(count: u64) -> f64 {
+    count as f64
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` from a float saturates")]
+fn whole(tokens: f64) -> u64 {
+    tokens.ceil() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn input_follows_the_ratio_of_its_model() {
+        let estimates = Estimates::default();
+        assert_eq!(estimates.input("m", 700), 200);
+        for _ in 0..60 {
+            estimates.learn("acme", "m", 700, (400, 1));
+        }
+        assert_eq!(estimates.input("m", 700), 400);
+        assert_eq!(estimates.input("other", 700), 200);
+    }
+
+    #[test]
+    fn output_is_the_p90_of_recent_calls() {
+        let estimates = Estimates::default();
+        assert_eq!(estimates.output("acme", "m"), OUTPUT);
+        for output in [100_000, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10] {
+            estimates.learn("acme", "m", 0, (0, output));
+        }
+        assert_eq!(estimates.output("acme", "m"), 10);
+        for _ in 0..RECENT {
+            estimates.learn("acme", "m", 0, (0, 50));
+        }
+        assert_eq!(estimates.output("acme", "m"), 50, "old calls are forgotten");
+        assert_eq!(estimates.output("other", "m"), OUTPUT);
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let estimates = Estimates::default();
+        for number in 0..3 * KEYS_MAX {
+            estimates.learn(&number.to_string(), &number.to_string(), 10, (3, 3));
+        }
+        assert!(lock(&estimates.ratios).len() <= KEYS_MAX && lock(&estimates.outputs).len() <= KEYS_MAX);
+    }
+}

@@ -1,0 +1,172 @@
+//! Headers and addresses: what is forwarded, and where the key of a caller is.
+
+use std::fmt;
+
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::uri::{PathAndQuery, Uri};
+
+use crate::profile::Profile;
+
+/// How long the caller waits at most: seconds, or a duration such as `30s`.
+pub(crate) const WITHIN: &str = "x-tidegate-within";
+
+/// Headers that concern one connection only (RFC 9110 §7.6.1), and those that our own connection sets.
+const HOP_BY_HOP: [&str; 10] = [
+    "connection",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "expect",
+];
+
+/// A key as a caller sent it.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Key(String);
+
+impl Key {
+    pub(crate) fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether it is a token of tidegate instead of a provider's key.
+    pub(crate) fn is_token(&self) -> bool {
+        self.0.starts_with("tg_")
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key(…)")
+    }
+}
+
+/// Removes what concerns the connection only.
+pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap) {
+    // Checked first: most responses have none of the rest.
+    let named: Vec<HeaderName> = headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .collect();
+    for name in named {
+        headers.remove(name);
+    }
+    for name in HOP_BY_HOP {
+        headers.remove(name);
+    }
+}
+
+/// The key of the caller: in one of the profile's headers, or in its query.
+pub(crate) fn find_key(profile: &Profile, headers: &HeaderMap, uri: &Uri) -> Option<Key> {
+    let in_header = |name: &String| {
+        let value = headers.get(name.as_str())?.to_str().ok()?;
+        let key = match value.split_once(' ') {
+            Some((scheme, key)) if scheme.eq_ignore_ascii_case("bearer") => key.trim(),
+            _ => value,
+        };
+        Some(Key::new(key))
+    };
+    let in_query = || {
+        let name = profile.key_query.as_deref()?;
+        let mut pairs = uri.query()?.split('&').filter_map(|pair| pair.split_once('='));
+        pairs.find(|(key, _)| *key == name).map(|(_, value)| Key::new(value))
+    };
+    profile.key_headers.iter().find_map(in_header).or_else(in_query)
+}
+
+/// Replaces the caller's key by another.
+pub(crate) fn replace_key(profile: &Profile, headers: &mut HeaderMap, key: &Key) -> bool {
+    for name in &profile.key_headers {
+        headers.remove(name.as_str());
+    }
+    let Some(name) = profile.key_headers.first().and_then(|name| HeaderName::try_from(name.as_str()).ok())
+    else {
+        return false;
+    };
+    let value = if name == header::AUTHORIZATION { format!("Bearer {}", key.0) } else { key.0.clone() };
+    let Ok(mut value) = HeaderValue::from_str(&value) else { return false };
+    value.set_sensitive(true);
+    headers.insert(name, value);
+    true
+}
+
+/// The path and query for the upstream, whose own path is `base`; `without` is a parameter to leave out.
+pub(crate) fn upstream_path(
+    base: &str,
+    path: &str,
+    query: Option<&str>,
+    without: Option<&str>,
+) -> Option<PathAndQuery> {
+    let mut all = format!("{base}{path}");
+    if let Some(query) = query {
+        let kept = |pair: &&str| without.is_none_or(|name| pair.split('=').next() != Some(name));
+        let query: Vec<&str> = query.split('&').filter(kept).collect();
+        if !query.is_empty() {
+            all.push('?');
+            all.push_str(&query.join("&"));
+        }
+    }
+    PathAndQuery::try_from(all).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::Profiles;
+
+    fn headers(list: &[(&str, &str)]) -> HeaderMap {
+        let pair = |(name, value): &(&str, &str)| (name.parse().unwrap(), value.parse().unwrap());
+        list.iter().map(pair).collect()
+    }
+
+    #[test]
+    fn connection_headers_are_not_forwarded() {
+        let mut all = headers(&[
+            ("connection", "close, X-Own"),
+            ("x-own", "1"),
+            ("te", "trailers"),
+            ("upgrade", "h2c"),
+            ("x-kept", "2"),
+        ]);
+        remove_hop_by_hop(&mut all);
+        assert_eq!(all, headers(&[("x-kept", "2")]));
+    }
+
+    #[test]
+    fn keys_are_found_where_their_profile_says() {
+        let profiles = Profiles::built_in();
+        let key = |profile: &str, list: &[(&str, &str)], uri: &str| {
+            let profile = profiles.get(profile).unwrap();
+            find_key(profile, &headers(list), &uri.parse().unwrap()).map(|key| key.0)
+        };
+        assert_eq!(key("openai", &[("authorization", "Bearer sk-1")], "/").as_deref(), Some("sk-1"));
+        assert_eq!(key("azure", &[("api-key", "k")], "/").as_deref(), Some("k"));
+        assert_eq!(key("anthropic", &[("authorization", "bearer t")], "/").as_deref(), Some("t"));
+        assert_eq!(key("gemini", &[], "/v1?alt=sse&key=g").as_deref(), Some("g"));
+        assert_eq!(key("openai", &[], "/v1?key=g"), None);
+    }
+
+    #[test]
+    fn key_is_replaced_in_headers_and_query() {
+        let profiles = Profiles::built_in();
+        let gemini = profiles.get("gemini").unwrap();
+        let mut all = headers(&[("authorization", "Bearer tg_x"), ("x-goog-api-key", "tg_x")]);
+        assert!(replace_key(gemini, &mut all, &Key::new("real")));
+        assert_eq!(all, headers(&[("x-goog-api-key", "real")]));
+        let path = upstream_path("/base", "/v1", Some("alt=sse&key=tg_x"), gemini.key_query.as_deref());
+        assert_eq!(path.unwrap(), "/base/v1?alt=sse");
+        assert_eq!(upstream_path("", "/v1", Some("key=tg_x"), Some("key")).unwrap(), "/v1");
+        assert!(!format!("{:?}", Key::new("secret")).contains("secret"));
+    }
+}

@@ -1,0 +1,261 @@
+//! Finds scalars by their path in a JSON document that arrives in pieces, in bounded memory.
+//!
+//! Bodies may be of any size, so they are not kept. The scanner does not validate: a document that is not JSON
+//! yields arbitrary values, or none.
+
+use std::sync::Arc;
+
+use crate::profile::Path;
+
+/// Keys and values are kept up to this many bytes; no wanted one is longer.
+const TEXT_MAX: usize = 256;
+/// Deeper values are skipped.
+const DEPTH_MAX: usize = 32;
+
+/// Scans for the values at some paths. Arrays do not count as a step of a path. The last value of a path wins.
+#[derive(Debug)]
+pub(crate) struct JsonScan {
+    paths: Arc<[Path]>,
+    values: Vec<Option<Scalar>>,
+    /// For each open object or array: the key of the member that is being read, or `None` in an array.
+    open: Vec<Option<Vec<u8>>>,
+    /// Open objects and arrays beyond the maximum depth.
+    skipped: usize,
+    state: State,
+    text: Vec<u8>,
+}
+
+/// A string, a number or a boolean.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Scalar {
+    text: String,
+    is_string: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Between tokens; whether the next string is a key.
+    Between { is_key: bool },
+    /// In a string; whether the last byte was a backslash.
+    String { is_key: bool, is_escaped: bool },
+    /// In a number or a word.
+    Word,
+}
+
+impl Scalar {
+    /// The number, if it is a whole one.
+    pub(crate) fn as_u64(&self) -> Option<u64> {
+        if self.is_string { None } else { self.text.parse().ok() }
+    }
+
+    pub(crate) fn is_true(&self) -> bool {
+        !self.is_string && self.text == "true"
+    }
+
+    /// The text, if it is a string. Escapes stay as they are.
+    pub(crate) fn into_string(self) -> Option<String> {
+        self.is_string.then_some(self.text)
+    }
+}
+
+impl JsonScan {
+    pub(crate) fn new(paths: &Arc<[Path]>) -> Self {
+        let (paths, values) = (Arc::clone(paths), vec![None; paths.len()]);
+        let state = State::Between { is_key: false };
+        Self { paths, values, open: Vec::new(), skipped: 0, state, text: Vec::new() }
+    }
+
+    /// The values found in a complete document, in the order of the paths.
+    pub(crate) fn of(paths: &Arc<[Path]>, document: &[u8]) -> Vec<Option<Scalar>> {
+        let mut scan = Self::new(paths);
+        scan.push(document);
+        scan.finish()
+    }
+
+    /// Reads the next piece.
+    pub(crate) fn push(&mut self, piece: &[u8]) {
+        let mut rest = piece;
+        while let Some((&byte, tail)) = rest.split_first() {
+            rest = match self.state {
+                State::String { is_key, is_escaped } => self.in_string(rest, is_key, is_escaped),
+                State::Word if is_of_word(byte) => {
+                    keep(&mut self.text, &[byte]);
+                    tail
+                }
+                State::Word => {
+                    self.value(false);
+                    self.state = State::Between { is_key: false };
+                    // The byte that ends it is read again.
+                    rest
+                }
+                State::Between { is_key } => {
+                    self.between(byte, is_key);
+                    tail
+                }
+            };
+        }
+    }
+
+    /// The values found, in the order of the paths.
+    pub(crate) fn finish(mut self) -> Vec<Option<Scalar>> {
+        if self.state == State::Word {
+            self.value(false);
+        }
+        self.values
+    }
+
+    fn between(&mut self, byte: u8, is_key: bool) {
+        match byte {
+            b'{' | b'[' => {
+                self.open(byte == b'{');
+                self.state = State::Between { is_key: byte == b'{' };
+            }
+            b'}' | b']' => {
+                self.close();
+                self.state = State::Between { is_key: false };
+            }
+            b'"' => {
+                self.text.clear();
+                self.state = State::String { is_key, is_escaped: false };
+            }
+            b',' => self.state = State::Between { is_key: self.is_in_object() },
+            byte if is_of_word(byte) => {
+                self.text.clear();
+                self.text.push(byte);
+                self.state = State::Word;
+            }
+            _ => {}
+        }
+    }
+
+    /// Reads to the end of a string, or of the piece; returns the rest.
+    fn in_string<'b>(&mut self, rest: &'b [u8], is_key: bool, is_escaped: bool) -> &'b [u8] {
+        if is_escaped {
+            keep(&mut self.text, &rest[..1]);
+            self.state = State::String { is_key, is_escaped: false };
+            return &rest[1..];
+        }
+        let end = rest.iter().position(|byte| matches!(byte, b'"' | b'\\')).unwrap_or(rest.len());
+        keep(&mut self.text, &rest[..end]);
+        match rest.get(end) {
+            Some(b'"') => {
+                if is_key {
+                    let key = std::mem::take(&mut self.text);
+                    if let (0, Some(Some(last))) = (self.skipped, self.open.last_mut()) {
+                        *last = key;
+                    }
+                } else {
+                    self.value(true);
+                }
+                self.state = State::Between { is_key: false };
+                &rest[end + 1..]
+            }
+            Some(_) => {
+                keep(&mut self.text, b"\\");
+                self.state = State::String { is_key, is_escaped: true };
+                &rest[end + 1..]
+            }
+            None => &[],
+        }
+    }
+
+    fn open(&mut self, is_object: bool) {
+        if self.open.len() < DEPTH_MAX && self.skipped == 0 {
+            self.open.push(is_object.then(Vec::new));
+        } else {
+            self.skipped += 1;
+        }
+    }
+
+    fn close(&mut self) {
+        if self.skipped > 0 {
+            self.skipped -= 1;
+        } else {
+            self.open.pop();
+        }
+    }
+
+    /// In skipped parts this may be wrong, which does not matter: nothing is kept there.
+    fn is_in_object(&self) -> bool {
+        self.open.last().is_some_and(Option::is_some)
+    }
+
+    /// A scalar has ended: keeps it if its path is wanted.
+    fn value(&mut self, is_string: bool) {
+        if self.skipped > 0 || (!is_string && self.text == b"null") {
+            return;
+        }
+        for (path, value) in self.paths.iter().zip(&mut self.values) {
+            let keys = self.open.iter().flatten().map(Vec::as_slice);
+            if keys.eq(path.iter().map(String::as_bytes)) {
+                let text = String::from_utf8_lossy(&self.text).into_owned();
+                *value = Some(Scalar { text, is_string });
+            }
+        }
+    }
+}
+
+fn keep(text: &mut Vec<u8>, bytes: &[u8]) {
+    let space = TEXT_MAX.saturating_sub(text.len());
+    text.extend_from_slice(&bytes[..bytes.len().min(space)]);
+}
+
+const fn is_of_word(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'+' | b'.')
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn path(text: &str) -> Path {
+        text.split('.').map(str::to_owned).collect()
+    }
+
+    fn found(paths: &[&str], pieces: &[&str]) -> Vec<String> {
+        let paths: Arc<[Path]> = paths.iter().map(|text| path(text)).collect();
+        let mut scan = JsonScan::new(&paths);
+        for piece in pieces {
+            scan.push(piece.as_bytes());
+        }
+        scan.finish().into_iter().map(|value| value.map_or("-".to_owned(), |value| value.text)).collect()
+    }
+
+    #[test]
+    fn values_are_found_by_path() {
+        let body = r#"{"a": {"model": "no"}, "model" : "m-1","list":[{"model":"x"},1], "stream":true,
+            "options": {"n": 12, "text": "\"model\": \"y\" \\"}, "none": null, "price": -1.5e3 }"#;
+        let paths = ["model", "stream", "options.n", "options", "none", "price", "list.model"];
+        let wanted = ["m-1", "true", "12", "-", "-", "-1.5e3", "x"];
+        assert_eq!(found(&paths, &[body]), wanted);
+        assert_eq!(found(&["n"], &[r#"[{"n":1},{"n":2}]"#]), ["2"], "arrays are no step of a path");
+        assert_eq!(found(&["model"], &[r#"{"model":"m","rest":"#]), ["m"], "of a document that is cut off");
+    }
+
+    #[test]
+    fn deep_and_invalid_documents_are_harmless() {
+        let deep = "[{\"a\":".repeat(100_000);
+        assert_eq!(found(&["model"], &[&deep]), ["-"]);
+        assert_eq!(found(&["model"], &["}}]]\"{,,", r#"{"model":"x"}"#]), ["-"]);
+        let long = format!(r#"{{"model":"{}"}}"#, "x".repeat(100_000));
+        assert_eq!(found(&["model"], &[&long])[0].len(), TEXT_MAX);
+    }
+
+    proptest! {
+        /// Pieces do not matter: a cut at any place finds the same.
+        #[test]
+        fn pieces_do_not_matter(cut in 0_usize..60) {
+            let body = r#"{"a":{"b":"te\"xt\\","c":[1,{"d":true}]},"model":"m","n":17}"#;
+            let (left, right) = body.split_at(cut);
+            let paths = ["a.b", "a.c.d", "model", "n"];
+            prop_assert_eq!(found(&paths, &[left, right]), found(&paths, &[body]));
+        }
+
+        #[test]
+        fn scan_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = JsonScan::of(&[path("model")].into(), &bytes);
+        }
+    }
+}

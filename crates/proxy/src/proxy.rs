@@ -1,0 +1,181 @@
+//! The proxy: finds the upstream of a request, and answers what is about the proxy itself.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use http::header::{CONTENT_TYPE, HeaderValue};
+use hyper::body::Incoming;
+use hyper::{Method, Request, Response};
+use tokio::sync::Semaphore;
+
+use crate::builder::{InvalidProxy, OWN_NAME, ProxyBuilder, Upstream};
+use crate::call::forward;
+use crate::codec::scopes_json;
+use crate::estimate::Estimates;
+use crate::headers::find_key;
+use crate::listener::{HttpService, ResponseBody, full};
+use crate::profile::Format;
+use crate::refusal::Refusal;
+use crate::scope::{ScopeView, Scopes};
+use crate::tenant::Tenants;
+use crate::ticket::Counts;
+use crate::transport::Transport;
+
+/// The bounds of a proxy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ProxyBounds {
+    /// How long a call waits without `x-tidegate-within`. Default: 55 seconds, less than the minute after
+    /// which many clients time out.
+    pub within: Duration,
+    /// The longest time that `x-tidegate-within` may ask for. Default: ten minutes.
+    pub within_max: Duration,
+    /// The largest body that is kept for a retry. Default: 1 MiB.
+    pub replay_max: usize,
+    /// How long an upstream may take until its response begins. Default: ten minutes.
+    pub response_time: Duration,
+    /// How long a body may take to arrive, if it is kept. Default: one minute.
+    pub body_time: Duration,
+    /// Calls at the same time, including those that wait. Default: 4,096.
+    pub calls_max: usize,
+}
+
+impl Default for ProxyBounds {
+    fn default() -> Self {
+        Self {
+            within: Duration::from_secs(55),
+            within_max: Duration::from_mins(10),
+            replay_max: 1 << 20,
+            response_time: Duration::from_mins(10),
+            body_time: Duration::from_mins(1),
+            calls_max: 4_096,
+        }
+    }
+}
+
+/// Forwards calls to upstreams as fast as they accept them. Clones share their state.
+#[derive(Clone)]
+pub struct Proxy(Arc<Inner>);
+
+pub(crate) struct Inner {
+    pub(crate) upstreams: Vec<Upstream>,
+    pub(crate) tenants: Option<Tenants>,
+    pub(crate) requires_token: bool,
+    pub(crate) bounds: ProxyBounds,
+    pub(crate) scopes: Scopes,
+    pub(crate) estimates: Arc<Estimates>,
+    pub(crate) counts: Arc<Counts>,
+    pub(crate) transport: Transport,
+    pub(crate) calls: Arc<Semaphore>,
+}
+
+impl Proxy {
+    /// Configures a proxy.
+    pub fn builder() -> ProxyBuilder {
+        ProxyBuilder::new()
+    }
+
+    pub(crate) fn of(builder: ProxyBuilder) -> Result<Self, InvalidProxy> {
+        let ProxyBuilder { upstreams, tenants, requires_token, bounds } = builder;
+        let has_tls = upstreams.iter().any(|upstream| upstream.scheme == http::uri::Scheme::HTTPS);
+        let calls = bounds.calls_max.clamp(1, Semaphore::MAX_PERMITS);
+        Ok(Self(Arc::new(Inner {
+            upstreams,
+            tenants,
+            requires_token,
+            bounds,
+            scopes: Scopes::new()?,
+            estimates: Arc::default(),
+            counts: Arc::default(),
+            transport: Transport::new(has_tls).map_err(InvalidProxy)?,
+            calls: Arc::new(Semaphore::new(calls)),
+        })))
+    }
+
+    /// The state of the throttles, the busiest first.
+    pub fn scopes(&self) -> Vec<ScopeView> {
+        self.0.scopes.views()
+    }
+
+    /// Refuses calls that wait and further ones; those in flight go on.
+    pub fn close(&self) {
+        self.0.scopes.close();
+    }
+}
+
+impl HttpService for Proxy {
+    async fn respond(&self, request: Request<Incoming>) -> Response<ResponseBody> {
+        let path = request.uri().path();
+        let name = path.strip_prefix('/').and_then(|path| path.split('/').next()).unwrap_or_default();
+        if name == OWN_NAME {
+            return self.own(request).await.unwrap_or_else(|refusal| refusal.into_response(Format::OpenAi));
+        }
+        let Some(upstream) = self.0.upstreams.iter().find(|upstream| *upstream.name == *name) else {
+            let names: Vec<&str> = self.0.upstreams.iter().map(Upstream::name).collect();
+            let message = format!("the path must begin with the name of an upstream: {}", names.join(", "));
+            return Refusal::not_found(message).into_response(Format::OpenAi);
+        };
+        let format = upstream.profile.format;
+        forward(&self.0, upstream, request).await.unwrap_or_else(|refusal| refusal.into_response(format))
+    }
+}
+
+impl Proxy {
+    /// What is about the proxy itself: its health, its throttles and its counts.
+    async fn own(&self, request: Request<Incoming>) -> Result<Response<ResponseBody>, Refusal> {
+        let path = request.uri().path();
+        let is_get = request.method() == Method::GET;
+        if is_get && path == "/tidegate/health" {
+            return Ok(respond("text/plain", "ok\n".to_owned()));
+        }
+        if self.0.requires_token {
+            let upstream = self.0.upstreams.first();
+            let key =
+                upstream.and_then(|upstream| find_key(&upstream.profile, request.headers(), request.uri()));
+            match (&self.0.tenants, key) {
+                (Some(tenants), Some(key)) => drop(tenants.identify(&key).await?),
+                _ => return Err(Refusal::unauthorized("this needs a token of tidegate")),
+            }
+        }
+        match path {
+            "/tidegate/scopes" if is_get => Ok(respond("application/json", scopes_json(&self.scopes()))),
+            "/tidegate/metrics" if is_get => Ok(respond("text/plain; version=0.0.4", self.metrics())),
+            _ => Err(Refusal::not_found("unknown path; there are /tidegate/health, scopes and metrics")),
+        }
+    }
+
+    /// The counts in Prometheus' text format.
+    fn metrics(&self) -> String {
+        let counts = &*self.0.counts;
+        let counters = [
+            ("calls", &counts.calls),
+            ("refused_by_limits", &counts.refused_by_limits),
+            ("refused_by_upstream", &counts.refused_by_upstream),
+            ("retries", &counts.retries),
+            ("rejected", &counts.rejected),
+            ("estimated", &counts.estimated),
+            ("failed", &counts.failed),
+            ("input_tokens", &counts.input_tokens),
+            ("output_tokens", &counts.output_tokens),
+        ];
+        let line = |(name, counter): (&str, &std::sync::atomic::AtomicU64)| {
+            let value = counter.load(Ordering::Relaxed);
+            format!("# TYPE tidegate_proxy_{name}_total counter\ntidegate_proxy_{name}_total {value}\n")
+        };
+        counters.map(line).concat()
+    }
+}
+
+fn respond(kind: &'static str, text: String) -> Response<ResponseBody> {
+    let mut response = Response::new(full(text));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+}
+
+impl fmt::Debug for Proxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Proxy").field("upstreams", &self.0.upstreams).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,152 @@
+//! Tenants: callers with a token of tidegate, whose limits are drawn before a call and settled with its usage.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use tidegate::store::{HostWall, WallClock};
+use tidegate::{EntityId, Lease, Limiter, ResourceName};
+use tidegate_core::limit::name::Namespace;
+use tidegate_core::limit::token::{Token, TokenScope, TokenState};
+use tidegate_server::{Secret, TokenCache};
+
+use crate::headers::Key;
+use crate::refusal::Refusal;
+
+/// How long a call may hold its limits. If it takes longer, or the proxy is killed, it is booked at what it
+/// holds.
+const LEASE_DEADLINE: Duration = Duration::from_mins(15);
+
+/// Names of limits that are drawn if the tenant has them, and the unit of each.
+const ALIASES: [(&str, Unit); 8] = [
+    ("rpm", Unit::Request),
+    ("rph", Unit::Request),
+    ("rpd", Unit::Request),
+    ("tpm", Unit::Tokens),
+    ("tph", Unit::Tokens),
+    ("tpd", Unit::Tokens),
+    ("itpm", Unit::Input),
+    ("otpm", Unit::Output),
+];
+
+#[derive(Debug, Clone, Copy)]
+enum Unit {
+    Request,
+    Tokens,
+    Input,
+    Output,
+}
+
+/// The tenants of a store.
+#[derive(Clone)]
+pub struct Tenants {
+    limiter: Limiter,
+    tokens: Arc<dyn TokenCache>,
+    namespace: Namespace,
+    clock: Arc<dyn WallClock>,
+}
+
+/// The tokens of a call, as they are drawn or settled.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct CallTokens {
+    pub(crate) input: u64,
+    pub(crate) output: u64,
+}
+
+/// The limits that a call holds.
+#[derive(Debug)]
+pub(crate) struct TenantLease(Lease);
+
+impl CallTokens {
+    const fn units(self, unit: Unit) -> u64 {
+        match unit {
+            Unit::Request => 1,
+            Unit::Tokens => self.input.saturating_add(self.output),
+            Unit::Input => self.input,
+            Unit::Output => self.output,
+        }
+    }
+
+    /// The units of names that are always recorded.
+    fn recorded(self, is_estimated: bool) -> [(&'static str, u64); 5] {
+        [
+            ("requests", 1),
+            ("tokens", self.units(Unit::Tokens)),
+            ("input_tokens", self.input),
+            ("output_tokens", self.output),
+            ("estimated", u64::from(is_estimated)),
+        ]
+    }
+}
+
+impl Tenants {
+    /// The tenants whose tokens and limits are in this namespace of the limiter's store.
+    pub fn new(limiter: Limiter, tokens: Arc<dyn TokenCache>, namespace: Namespace) -> Self {
+        Self { limiter, tokens, namespace, clock: Arc::new(HostWall) }
+    }
+
+    /// The entity of a token, if it is valid and may draw.
+    pub(crate) async fn identify(&self, key: &Key) -> Result<EntityId, Refusal> {
+        let unknown = || Refusal::unauthorized("the token is unknown, expired or revoked");
+        let secret: Secret = key.as_str().parse().map_err(|_| unknown())?;
+        let stored = self.tokens.get(secret.id()).await.map_err(tidegate::LimitError::Store)?;
+        let stored = stored.filter(|stored| stored.matches(&secret)).ok_or_else(unknown)?;
+        let token = &stored.token;
+        if token.state(self.clock.now()) != TokenState::Good || token.namespace != self.namespace {
+            return Err(unknown());
+        }
+        if !token.scopes.has(TokenScope::Acquire) {
+            let scope = TokenScope::Acquire;
+            return Err(Refusal::forbidden(format!("the token `{}` lacks the scope `{scope}`", token.id)));
+        }
+        entity_of(token)
+    }
+
+    /// Draws the limits of a tenant, waiting up to `within`.
+    pub(crate) async fn draw(
+        &self,
+        entity: &EntityId,
+        model: &str,
+        tokens: CallTokens,
+        within: Duration,
+    ) -> Result<TenantLease, Refusal> {
+        let resource = ResourceName::new(model).map_err(|error| Refusal::invalid(error.to_string()))?;
+        let cost = tokens.recorded(false);
+        let aliases = ALIASES.map(|(name, unit)| (name, tokens.units(unit)));
+        let request =
+            self.limiter.request((entity.as_str(), resource.as_str()), &cost).if_limited(&aliases).recorded();
+        Ok(TenantLease(request.deadline(LEASE_DEADLINE).acquire_within(within).await?))
+    }
+}
+
+/// The entity that a token draws for: the one with the token's id.
+fn entity_of(token: &Token) -> Result<EntityId, Refusal> {
+    EntityId::new(token.id.as_str()).map_err(|error| Refusal::forbidden(error.to_string()))
+}
+
+impl TenantLease {
+    /// Books what the call used. `is_estimated` if the upstream did not report all of it.
+    pub(crate) fn settle(mut self, tokens: CallTokens, is_estimated: bool) {
+        let mut units = tokens.recorded(is_estimated).to_vec();
+        let held = ALIASES.iter().filter(|(name, _)| self.0.held(name).is_some());
+        units.extend(held.map(|(name, unit)| (*name, tokens.units(*unit))));
+        // A store in this process responds at once; for others the settler completes it in the background.
+        if let Some(Err(error)) = self.0.settle(&units).now_or_never() {
+            tracing::warn!(%error, "the usage of a call cannot be booked");
+        }
+    }
+
+    /// Returns everything: the call used nothing.
+    pub(crate) fn cancel(mut self) {
+        if let Some(Err(error)) = self.0.cancel().now_or_never() {
+            tracing::warn!(%error, "the units of a call cannot be returned");
+        }
+    }
+}
+
+impl fmt::Debug for Tenants {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tenants").field("namespace", &self.namespace).finish_non_exhaustive()
+    }
+}

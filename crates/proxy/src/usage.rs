@@ -1,0 +1,331 @@
+//! Reads the usage of a response while it passes, and removes what the caller did not ask for.
+
+use hyper::body::Bytes;
+use std::sync::{Arc, LazyLock};
+
+use crate::codec::is_usage_chunk;
+use crate::json_scan::{JsonScan, Scalar};
+use crate::profile::{Path, Profile};
+
+/// A longer line of a stream is not read.
+const LINE_MAX: usize = 256 * 1_024;
+/// The member that a chunk has only if usage was requested.
+const NO_USAGE: &[u8] = b",\"usage\":null";
+/// The most tokens of a call. More are no usage but an error.
+const TOKENS_MAX: u64 = 100_000_000;
+
+/// The members that classify an error within a stream.
+static ERROR_PATHS: LazyLock<Arc<[Path]>> = LazyLock::new(|| {
+    let path = |text: &str| text.split('.').map(str::to_owned).collect();
+    ["error.type", "error.message", "error.code", "response.error.code"].map(path).into()
+});
+
+/// The usage of one response.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Usage {
+    pub(crate) input: Option<u64>,
+    pub(crate) output: Option<u64>,
+    /// Events of a stream that carried data: about one token each.
+    pub(crate) events: u64,
+    pub(crate) error: Option<StreamError>,
+}
+
+/// An error that a stream reported after its beginning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StreamError {
+    /// The upstream is overloaded, or a limit is exceeded.
+    Overload,
+    /// Anything else.
+    Other,
+}
+
+/// Reads a body as it passes.
+#[derive(Debug)]
+pub(crate) enum UsageReader {
+    /// Nothing is read.
+    None,
+    /// One JSON document.
+    Document { profile: Arc<Profile>, scan: Box<JsonScan> },
+    /// Server-sent events.
+    Events(Box<Events>),
+}
+
+/// Reads server-sent events.
+#[derive(Debug)]
+pub(crate) struct Events {
+    profile: Arc<Profile>,
+    usage: Usage,
+    line: Vec<u8>,
+    /// The current line is too long.
+    is_long: bool,
+    filter: Option<Filter>,
+}
+
+/// Removes the chunk with usage, for a caller that did not ask for it.
+#[derive(Debug, Default)]
+struct Filter {
+    /// The bytes of the current event.
+    event: Vec<u8>,
+    is_usage: bool,
+    /// The event is too long to hold back.
+    passes: bool,
+}
+
+impl UsageReader {
+    /// Reads server-sent events; `removes_usage` also removes the chunk that reports it.
+    pub(crate) fn events(profile: &Arc<Profile>, removes_usage: bool) -> Self {
+        Self::Events(Box::new(Events {
+            profile: Arc::clone(profile),
+            usage: Usage::default(),
+            line: Vec::new(),
+            is_long: false,
+            filter: removes_usage.then(Filter::default),
+        }))
+    }
+
+    /// Reads one document.
+    pub(crate) fn document(profile: &Arc<Profile>) -> Self {
+        Self::Document { profile: Arc::clone(profile), scan: Box::new(profile.usage.scan()) }
+    }
+
+    /// Whether the body changes on its way.
+    pub(crate) fn edits(&self) -> bool {
+        matches!(self, Self::Events(events) if events.filter.is_some())
+    }
+
+    /// Reads a piece, and returns what the caller receives of it.
+    pub(crate) fn push(&mut self, piece: Bytes) -> Bytes {
+        match self {
+            Self::None => piece,
+            Self::Document { scan, .. } => {
+                scan.push(&piece);
+                piece
+            }
+            Self::Events(events) => events.push(piece),
+        }
+    }
+
+    /// The bytes still held back when the body has ended.
+    pub(crate) fn rest(&mut self) -> Bytes {
+        match self {
+            Self::Events(events) => events.rest(),
+            _ => Bytes::new(),
+        }
+    }
+
+    /// The usage that was reported so far.
+    pub(crate) fn finish(&mut self) -> Usage {
+        let usage = match std::mem::replace(self, Self::None) {
+            Self::None => Usage::default(),
+            Self::Document { profile, scan } => {
+                let (input, output) = profile.usage.read(*scan);
+                Usage { input, output, ..Usage::default() }
+            }
+            Self::Events(events) => events.usage,
+        };
+        let plausible = |tokens: Option<u64>| tokens.filter(|tokens| *tokens <= TOKENS_MAX);
+        Usage { input: plausible(usage.input), output: plausible(usage.output), ..usage }
+    }
+}
+
+impl Events {
+    fn push(&mut self, piece: Bytes) -> Bytes {
+        if self.filter.is_none() {
+            for line in piece.split_inclusive(|byte| *byte == b'\n') {
+                self.read_line(line);
+            }
+            return piece;
+        }
+        let mut passed = Vec::with_capacity(piece.len());
+        for line in piece.split_inclusive(|byte| *byte == b'\n') {
+            let is_blank = self.read_line(line);
+            if let Some(filter) = &mut self.filter {
+                filter.push(line, is_blank, &mut passed);
+            }
+        }
+        passed.into()
+    }
+
+    fn rest(&mut self) -> Bytes {
+        self.filter.as_mut().map_or_else(Bytes::new, |filter| std::mem::take(&mut filter.event).into())
+    }
+
+    /// Reads a part of a line. Returns whether it ends an event.
+    fn read_line(&mut self, part: &[u8]) -> bool {
+        let is_end = part.ends_with(b"\n");
+        if self.line.len() + part.len() > LINE_MAX {
+            self.is_long = true;
+            self.line.clear();
+        }
+        if !self.is_long {
+            self.line.extend_from_slice(part);
+        }
+        if !is_end {
+            return false;
+        }
+        let mut line = std::mem::take(&mut self.line);
+        let was_long = std::mem::take(&mut self.is_long);
+        let text = line.trim_ascii();
+        if let Some(data) = text.strip_prefix(b"data:") {
+            self.read(data.trim_ascii());
+        }
+        let is_blank = text.is_empty() && !was_long;
+        // Keeps the allocation.
+        line.clear();
+        self.line = line;
+        is_blank
+    }
+
+    fn read(&mut self, data: &[u8]) {
+        if data == b"[DONE]" {
+            return;
+        }
+        self.usage.events += 1;
+        if contains(data, b"\"usage") {
+            let mut scan = self.profile.usage.scan();
+            scan.push(data);
+            let (input, output) = self.profile.usage.read(scan);
+            self.usage.input = input.or(self.usage.input);
+            self.usage.output = output.or(self.usage.output);
+            if let Some(filter) = &mut self.filter {
+                filter.is_usage |= is_usage_chunk(data);
+            }
+        }
+        if contains(data, b"\"error\"") {
+            let texts: Vec<String> = JsonScan::of(&ERROR_PATHS, data)
+                .into_iter()
+                .flatten()
+                .filter_map(Scalar::into_string)
+                .collect();
+            if !texts.is_empty() {
+                let text = texts.join(" ").to_lowercase();
+                let is_overload = ["overload", "rate_limit", "too many", "exhausted"]
+                    .iter()
+                    .any(|mark| text.contains(mark));
+                self.usage.error = Some(if is_overload { StreamError::Overload } else { StreamError::Other });
+            }
+        }
+    }
+}
+
+impl Filter {
+    fn push(&mut self, line: &[u8], is_blank: bool, passed: &mut Vec<u8>) {
+        if self.passes || self.event.len() + line.len() > 2 * LINE_MAX {
+            self.passes = true;
+            passed.append(&mut self.event);
+            passed.extend_from_slice(line);
+        } else {
+            self.event.extend_from_slice(line);
+        }
+        if !is_blank {
+            return;
+        }
+        let event = std::mem::take(&mut self.event);
+        if !std::mem::take(&mut self.is_usage) {
+            // Inside a string a quote is escaped, so this can only be a member.
+            match find(&event, NO_USAGE) {
+                Some(at) => {
+                    passed.extend_from_slice(&event[..at]);
+                    passed.extend_from_slice(&event[at + NO_USAGE.len()..]);
+                }
+                None => passed.extend_from_slice(&event),
+            }
+        }
+        self.passes = false;
+    }
+}
+
+fn contains(text: &[u8], needle: &[u8]) -> bool {
+    find(text, needle).is_some()
+}
+
+fn find(text: &[u8], needle: &[u8]) -> Option<usize> {
+    let first = *needle.first()?;
+    let mut from = 0;
+    while let Some(at) = text[from..].iter().position(|byte| *byte == first) {
+        let at = from + at;
+        if text[at..].starts_with(needle) {
+            return Some(at);
+        }
+        from = at + 1;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::Profiles;
+
+    fn profile(name: &str) -> Arc<Profile> {
+        Arc::clone(Profiles::built_in().get(name).unwrap())
+    }
+
+    /// What passes of a stream that arrives in pieces of this size, and its usage.
+    fn read(mut reader: UsageReader, text: &str, size: usize) -> (String, Usage) {
+        let mut passed = Vec::new();
+        for piece in text.as_bytes().chunks(size) {
+            passed.extend_from_slice(&reader.push(Bytes::copy_from_slice(piece)));
+        }
+        passed.extend_from_slice(&reader.rest());
+        (String::from_utf8(passed).unwrap(), reader.finish())
+    }
+
+    const CHAT: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"\\\"usage\\\":null\"}}],\"usage\":null}\n\n\
+        data: {\"choices\":[],\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":5}}\n\ndata: [DONE]\n\n";
+
+    #[test]
+    fn chunk_that_was_not_requested_is_removed() {
+        for size in [1, 7, 1_000] {
+            let (passed, usage) = read(UsageReader::events(&profile("openai"), true), CHAT, size);
+            let wanted =
+                "data: {\"choices\":[{\"delta\":{\"content\":\"\\\"usage\\\":null\"}}]}\n\ndata: [DONE]\n\n";
+            assert_eq!(passed, wanted, "in pieces of {size}");
+            assert_eq!((usage.input, usage.output), (Some(7), Some(5)));
+            let (passed, usage) = read(UsageReader::events(&profile("openai"), false), CHAT, size);
+            assert_eq!((passed.as_str(), usage.output), (CHAT, Some(5)), "requested usage passes");
+        }
+    }
+
+    #[test]
+    fn usage_of_each_provider_is_read() {
+        let anthropic = "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":10,\
+            \"cache_creation_input_tokens\":5,\"cache_read_input_tokens\":90,\"output_tokens\":1}}}\n\n\
+            event: message_delta\ndata: {\"type\":\"message_delta\",\"usage\":{\"output_tokens\":33}}\n\n";
+        let (_, usage) = read(UsageReader::events(&profile("anthropic"), false), anthropic, 9);
+        assert_eq!((usage.input, usage.output), (Some(15), Some(33)), "cache reads do not count");
+        let responses = "data: {\"response\":{\"usage\":{\"input_tokens\":3,\"output_tokens\":4}}}\n\n";
+        let (_, usage) = read(UsageReader::events(&profile("openai"), false), responses, 9);
+        assert_eq!((usage.input, usage.output), (Some(3), Some(4)));
+        let gemini = "[{\"usageMetadata\": {\"promptTokenCount\": 8, \"candidatesTokenCount\": 2, \"thoughtsTokenCount\": 3}}]";
+        let (_, usage) = read(UsageReader::document(&profile("gemini")), gemini, 9);
+        assert_eq!((usage.input, usage.output), (Some(8), Some(5)));
+        let absurd = "{\"usage\": {\"prompt_tokens\": 18446744073709551615, \"completion_tokens\": -5}}";
+        let (_, usage) = read(UsageReader::document(&profile("openai")), absurd, 9);
+        assert_eq!((usage.input, usage.output), (None, None));
+    }
+
+    #[test]
+    fn errors_within_a_stream_are_classified() {
+        let error = |text: &str| read(UsageReader::events(&profile("anthropic"), false), text, 11).1.error;
+        let overloaded =
+            "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\"}}\n\n";
+        assert_eq!(error(overloaded), Some(StreamError::Overload));
+        assert_eq!(error("data: {\"error\":{\"message\":\"oops\"}}\n\n"), Some(StreamError::Other));
+        assert_eq!(error("data: {\"error\":null,\"text\":\"\\\"error\\\"\"}\n\n"), None);
+    }
+
+    #[test]
+    fn endless_line_passes_in_bounded_memory() {
+        let text = format!("data: {}\n\ndata: [DONE]\n\n", "x".repeat(5 * LINE_MAX));
+        let mut reader = UsageReader::events(&profile("openai"), true);
+        let mut passed = 0;
+        for piece in text.as_bytes().chunks(1_000) {
+            passed += reader.push(Bytes::copy_from_slice(piece)).len();
+            let UsageReader::Events(events) = &reader else { panic!("events") };
+            assert!(events.line.len() <= LINE_MAX);
+            assert!(events.filter.as_ref().unwrap().event.len() <= 2 * LINE_MAX);
+        }
+        assert_eq!(passed + reader.rest().len(), text.len());
+    }
+}

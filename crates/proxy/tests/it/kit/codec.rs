@@ -1,0 +1,7 @@
+//! JSON of requests and responses.
+
+pub(crate) use serde_json::{Value, json};
+
+pub(crate) fn parse(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}

@@ -1,0 +1,9 @@
+//! Integration tests of the proxy and the mock, over real sockets.
+
+mod kit;
+
+mod forward;
+mod hostile;
+mod mock;
+mod tenants;
+mod waiting;

@@ -1,0 +1,146 @@
+//! Tenants: their limits are drawn before a call and settled with its usage.
+
+use std::num::NonZero;
+
+use futures_util::future::join_all;
+use tidegate_core::limit::token::TokenScope;
+
+use crate::kit::client::{Caller, eventually, mock, proxy, start, upstream};
+use crate::kit::codec::json;
+use crate::kit::raw::{self, Seen};
+use crate::kit::tenants::Store;
+
+const BODY: &str = "{\"model\":\"gpt-4\",\"input\":\"hello\"}";
+/// Tokens of that body at the mock.
+const INPUT: u64 = 9;
+
+#[tokio::test]
+async fn usage_of_a_tenant_is_what_the_upstream_counted() {
+    let store = Store::new(&["rpm:100/min", "tokens:100k/min"]).await;
+    let token = store.token("acme", TokenScope::Acquire).await;
+    let addr = mock("openai", |_| {}).await;
+    let upstream = upstream("openai", addr).key("sk-real");
+    let through = start(proxy(&[upstream], Some(store.tenants()))).await;
+    let caller = Caller::new(through).with("authorization", &format!("Bearer {token}"));
+    let calls =
+        (0..8).map(|_| async { caller.begin("POST", "/openai/v1/responses", BODY).await.status().as_u16() });
+    assert_eq!(join_all(calls).await, [200; 8]);
+    let used = async |limit: &str| store.used("acme", "gpt-4", limit).await;
+    eventually("8 calls are booked", async || used("requests").await == 8).await;
+    let totals = Caller::new(addr).get("/mock/totals").await.json();
+    assert_eq!(
+        (totals["input_tokens"].as_u64(), totals["output_tokens"].as_u64()),
+        (Some(8 * INPUT), Some(128))
+    );
+    assert_eq!((used("input_tokens").await, used("output_tokens").await), (8 * INPUT, 128));
+    assert_eq!((used("tokens").await, used("rpm").await, used("estimated").await), (8 * INPUT + 128, 8, 0));
+    assert!(store.available("acme", "gpt-4", "rpm").await >= 92, "it draws from the limit that exists");
+}
+
+#[tokio::test]
+async fn refusal_by_a_limit_names_it_in_the_format_of_the_provider() {
+    let store = Store::new(&["requests:1/day"]).await;
+    let token = store.token("acme", TokenScope::Acquire).await;
+    let upstream = upstream("anthropic", mock("anthropic", |_| {}).await).key("sk-real");
+    let through = start(proxy(&[upstream], Some(store.tenants()))).await;
+    let caller = Caller::new(through).with("x-api-key", &token);
+    let body = json!({"model": "c", "max_tokens": 3, "messages": []});
+    assert_eq!(caller.post("/anthropic/v1/messages", &body).await.status, 200);
+    let refused = caller.post("/anthropic/v1/messages", &body).await;
+    assert_eq!((refused.status, refused.json()["type"].as_str()), (429, Some("error")));
+    assert!(refused.text.contains("limit \\\"requests\\\" exceeded for acme on c"), "{}", refused.text);
+    assert_eq!(refused.header("x-should-retry"), "false", "tomorrow is longer than SDKs wait");
+}
+
+#[tokio::test]
+async fn token_is_exchanged_for_the_kept_key() {
+    let store = Store::new(&[]).await;
+    let reply = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
+    let (addr, mut seen) = raw::upstream(reply).await;
+    let upstreams = [upstream("openai", addr).key("sk-real"), upstream("groq:openai", addr)];
+    let through = start(proxy(&upstreams, Some(store.tenants()))).await;
+    let token = store.token("acme", TokenScope::Acquire).await;
+    let as_caller = |key: &str| Caller::new(through).with("authorization", &format!("Bearer {key}"));
+    let post = async |key: &str, path: &str| as_caller(key).post(path, &json!({"model": "m"})).await;
+    assert_eq!(post(&token, "/openai/v1/responses").await.status, 200);
+    let Some(Seen::Request(request)) = seen.recv().await else { panic!("a request") };
+    assert!(request.contains("authorization: Bearer sk-real\r\n") && !request.contains("tg_"), "{request}");
+    assert_eq!(post("sk-own", "/openai/v1/responses").await.status, 200, "a key of the caller passes");
+    let Some(Seen::Request(request)) = seen.recv().await else { panic!("a request") };
+    assert!(request.contains("authorization: Bearer sk-own\r\n"), "{request}");
+
+    let unkept = post(&token, "/groq/v1/responses").await;
+    assert_eq!(unkept.status, 403, "{}", unkept.text);
+    let reader = store.token("reader", TokenScope::Read).await;
+    assert_eq!(post(&reader, "/openai/v1/responses").await.status, 403);
+    let wrong = post(&format!("{token}0"), "/openai/v1/responses").await;
+    assert_eq!((wrong.status, wrong.json()["error"]["code"].as_str()), (401, Some("invalid_api_key")));
+    assert!(!wrong.text.contains("tg_"), "no secret in an error");
+}
+
+#[tokio::test]
+async fn key_in_a_query_is_replaced_only_for_tenants() {
+    let store = Store::new(&[]).await;
+    let reply = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
+    let (addr, mut seen) = raw::upstream(reply).await;
+    let through = start(proxy(&[upstream("gemini", addr).key("kept")], Some(store.tenants()))).await;
+    let token = store.token("acme", TokenScope::Acquire).await;
+    let path = "/gemini/v1beta/models/g:generateContent?alt=sse&key=";
+    let cases = [("own", "?alt=sse&key=own HTTP/1.1"), (token.as_str(), "?alt=sse HTTP/1.1")];
+    for (key, line) in cases {
+        let reply = Caller::new(through).post(&format!("{path}{key}"), &json!({"contents": []})).await;
+        assert_eq!(reply.status, 200, "{}", reply.text);
+        let Some(Seen::Request(request)) = seen.recv().await else { panic!("a request") };
+        assert!(request.contains(line), "{request}");
+        assert_eq!(request.contains("x-goog-api-key: kept"), key != "own", "{request}");
+    }
+}
+
+#[tokio::test]
+async fn calls_without_a_token_are_refused_where_tokens_are_required() {
+    let store = Store::new(&[]).await;
+    let upstream = upstream("openai", mock("openai", |_| {}).await).key("sk-real");
+    let builder = tidegate_proxy::Proxy::builder().upstream(upstream).unwrap().tenants(store.tenants());
+    let through = start(builder.require_token().build().unwrap()).await;
+    let token = store.token("acme", TokenScope::Acquire).await;
+    for (key, status) in [("sk-own", 401), (token.as_str(), 200)] {
+        let caller = Caller::new(through).with("authorization", &format!("Bearer {key}"));
+        assert_eq!(caller.post("/openai/v1/responses", &json!({"model": "m"})).await.status, status);
+        assert_eq!(caller.get("/tidegate/metrics").await.status, status);
+    }
+    assert_eq!(Caller::new(through).get("/tidegate/health").await.status, 200);
+}
+
+#[tokio::test]
+async fn stream_that_breaks_off_is_booked_as_an_estimate() {
+    let store = Store::new(&[]).await;
+    let token = store.token("acme", TokenScope::Acquire).await;
+    let addr = mock("openai", |options| options.cut_every = NonZero::new(2)).await;
+    let upstream = upstream("openai", addr).key("sk-real");
+    let through = start(proxy(&[upstream], Some(store.tenants()))).await;
+    let caller = Caller::new(through).with("authorization", &format!("Bearer {token}"));
+    let body = json!({"model": "m", "stream": true, "messages": []});
+    let complete = caller.post("/openai/v1/chat/completions", &body).await;
+    assert!(complete.text.ends_with("[DONE]\n\n"), "{}", complete.text);
+    let used = async |limit: &str| store.used("acme", "m", limit).await;
+    eventually("the first call is booked", async || used("requests").await == 1).await;
+    assert_eq!((used("output_tokens").await, used("estimated").await), (16, 0));
+    let cut = caller.post("/openai/v1/chat/completions", &body).await;
+    assert!(cut.text.ends_with("<broken>"), "{}", cut.text);
+    eventually("the second call is booked", async || used("requests").await == 2).await;
+    assert_eq!(used("estimated").await, 1);
+    let output = used("output_tokens").await - 16;
+    assert!((1..16).contains(&output), "about what arrived: {output}");
+}
+
+#[tokio::test]
+async fn call_that_the_upstream_refuses_costs_the_tenant_nothing() {
+    let store = Store::new(&["requests:5/day", "tokens:1M/day"]).await;
+    let token = store.token("acme", TokenScope::Acquire).await;
+    let (addr, _seen) = raw::upstream("HTTP/1.1 400 Bad\r\ncontent-length: 2\r\n\r\n{}").await;
+    let through = start(proxy(&[upstream("openai", addr).key("k")], Some(store.tenants()))).await;
+    let caller = Caller::new(through).with("authorization", &format!("Bearer {token}"));
+    assert_eq!(caller.begin("POST", "/openai/v1/responses", BODY).await.status(), 400);
+    eventually("all returns", async || store.available("acme", "gpt-4", "requests").await == 5).await;
+    assert_eq!(store.used("acme", "gpt-4", "requests").await, 0);
+}

@@ -1,0 +1,117 @@
+//! Callers wait instead of a 429, and are refused at once if they would wait for too long.
+
+use std::num::NonZero;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+
+use crate::kit::client::{Caller, mock, proxy, start, upstream};
+use crate::kit::codec::json;
+use crate::kit::raw::{self, Seen};
+
+#[tokio::test]
+async fn no_caller_gets_a_429_of_a_hidden_limit() {
+    let addr = mock("openai", |options| {
+        options.limits = vec!["requests:40/s".parse().unwrap()];
+        options.is_hidden = true;
+    })
+    .await;
+    let through = start(proxy(&[upstream("openai", addr)], None)).await;
+    let caller = Caller::new(through);
+    let body = json!({"model": "m", "input": "hello"});
+    let calls = (0..120).map(|_| caller.post("/openai/v1/responses", &body));
+    let statuses: Vec<u16> = join_all(calls).await.into_iter().map(|reply| reply.status).collect();
+    assert_eq!(statuses, [200; 120]);
+    let totals = Caller::new(addr).get("/mock/totals").await.json();
+    assert_eq!(totals["completed"], 120);
+}
+
+#[tokio::test]
+async fn rejection_of_a_small_request_is_repeated() {
+    let addr = mock("anthropic", |options| options.overload_every = NonZero::new(2)).await;
+    let through = Caller::new(start(proxy(&[upstream("anthropic", addr)], None)).await);
+    let body = json!({"model": "c", "max_tokens": 4, "messages": []});
+    for _ in 0..3 {
+        let reply = through.post("/anthropic/v1/messages", &body).await;
+        assert_eq!(reply.status, 200, "{}", reply.text);
+    }
+    assert!(through.get("/tidegate/metrics").await.text.contains("tidegate_proxy_retries_total 2\n"));
+    let large = json!({"model": "c", "max_tokens": 4, "system": "x".repeat(2 << 20)});
+    let reply = through.post("/anthropic/v1/messages", &large).await;
+    assert_eq!(reply.status, 529, "a large body is not kept");
+    assert!(reply.text.contains("overloaded_error"), "{}", reply.text);
+}
+
+#[tokio::test]
+async fn final_rejections_pass_at_once() {
+    let cases = [
+        ("openai", "{\"error\":{\"code\":\"insufficient_quota\"}}", "retry-after: 1\r\n"),
+        (
+            "openai",
+            "{\"error\":{\"message\":\"Request too large for m: Limit 5, Requested 9\"}}",
+            "retry-after: 1\r\n",
+        ),
+        ("anthropic", "{\"error\":{\"type\":\"rate_limit_error\"}}", ""),
+        (
+            "gemini",
+            "{\"error\":{\"details\":[{\"@type\":\"google.rpc.QuotaFailure\",\"violations\":[{\"quotaId\":\"PerDay\"}]}]}}",
+            "",
+        ),
+    ];
+    for (profile, body, header) in cases {
+        let reply = format!("HTTP/1.1 429 Too Many\r\n{header}content-length: {}\r\n\r\n{body}", body.len());
+        let (addr, mut seen) = raw::upstream(reply.leak()).await;
+        let through = Caller::new(start(proxy(&[upstream(profile, addr)], None)).await);
+        let path = format!("/{profile}/v1beta/models/m:generateContent");
+        let reply = through.post(&path, &json!({"model": "m"})).await;
+        assert_eq!((reply.status, reply.text.as_str()), (429, body), "{profile}");
+        assert!(matches!(seen.recv().await, Some(Seen::Request(_))));
+        let metrics = through.get("/tidegate/metrics").await.text;
+        assert!(metrics.contains("retries_total 0\n") && metrics.contains("rejected_total 1\n"), "{metrics}");
+    }
+}
+
+#[tokio::test]
+async fn too_long_a_wait_is_refused_in_the_format_of_the_provider() {
+    let body = "{\"type\":\"error\",\"error\":{\"type\":\"rate_limit_error\",\"message\":\"wait\"}}";
+    let reply =
+        format!("HTTP/1.1 429 Too Many\r\nretry-after: 500\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    let (addr, _seen) = raw::upstream(reply.leak()).await;
+    let through = start(proxy(&[upstream("anthropic", addr)], None)).await;
+    let caller = Caller::new(through).with("x-tidegate-within", "30s");
+    let reply = caller.post("/anthropic/v1/messages", &json!({"model": "c"})).await;
+    assert_eq!(reply.status, 429, "{}", reply.text);
+    assert_eq!(reply.json()["error"]["type"], "rate_limit_error");
+    assert_eq!(reply.header("x-should-retry"), "false");
+    let seconds: u64 = reply.header("retry-after").parse().unwrap();
+    assert!((300..=500).contains(&seconds), "{seconds}");
+    let bad = Caller::new(through).with("x-tidegate-within", "soon");
+    let bad = bad.post("/anthropic/v1/messages", &json!({"model": "c"})).await;
+    assert_eq!((bad.status, bad.json()["error"]["type"].as_str()), (400, Some("invalid_request_error")));
+}
+
+#[tokio::test]
+async fn disconnected_caller_cancels_the_call_upstream() {
+    // A stream that begins and never ends.
+    let reply = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n\
+                 9\r\ndata: {}\n\r\n";
+    let (addr, mut seen) = raw::upstream(reply).await;
+    let through = start(proxy(&[upstream("openai", addr)], None)).await;
+    let response = Caller::new(through)
+        .begin("POST", "/openai/v1/chat/completions", json!({"model": "m", "stream": true}).to_string())
+        .await;
+    assert_eq!(response.status(), 200);
+    assert!(matches!(seen.recv().await, Some(Seen::Request(_))));
+    drop(response);
+    assert_eq!(seen.recv().await, Some(Seen::Closed));
+
+    // A response that never begins.
+    let (addr, mut seen) = raw::upstream("").await;
+    let through = start(proxy(&[upstream("openai", addr)], None)).await;
+    let caller = Caller::new(through);
+    let call = tokio::spawn(async move { caller.post("/openai/v1/responses", &json!({"model": "m"})).await });
+    assert!(matches!(seen.recv().await, Some(Seen::Request(_))));
+    call.abort();
+    assert_eq!(seen.recv().await, Some(Seen::Closed));
+    tokio::time::timeout(Duration::from_mins(1), call).await.unwrap().unwrap_err();
+}

@@ -1,0 +1,152 @@
+//! Handlers of the upstream routes: permits for calls, and how they went.
+
+use axum::extract::State as With;
+use axum::http::StatusCode;
+use tidegate::{Classes, Completion, Cost, LeaseId, LimitError, Outcome, Refused};
+use tidegate_client::{
+    AcquireCall, CallPermit, LeaseRef, Problem, ResourceName, SettleCall, UpstreamList, UpstreamState,
+};
+use tidegate_core::feedback::headers::read;
+use tokio::time::Instant;
+
+use super::acquire::at_most;
+use crate::auth::Caller;
+use crate::codec::{JsonBody, OkJson, PathParam};
+use crate::refusal::Refusal;
+use crate::slots::AtCapacity;
+use crate::state::State;
+use crate::upstreams::HeldCall;
+
+/// Asks for a permit to call an upstream, which is created on first use: its throttle learns how fast the
+/// upstream may be called. Name one for each quota, such as a provider with a key and a group of models.
+///
+/// With an entity, a resource and a cost, the limits of that subject are drawn too.
+#[utoipa::path(post, path = "/v1/upstreams/{upstream}/acquire", params(("upstream" = ResourceName, Path)),
+    request_body = AcquireCall, responses(
+        (status = 200, description = "Make the call, and settle the permit.", body = CallPermit),
+        (status = 429, description = "The upstream would not accept the call in time, or a limit is exceeded.", body = Problem),
+    ))]
+pub(super) async fn acquire(
+    With(state): With<State>,
+    caller: Caller,
+    PathParam(upstream): PathParam<ResourceName>,
+    JsonBody(body): JsonBody<AcquireCall>,
+) -> Result<OkJson<CallPermit>, Refusal> {
+    let bounds = state.bounds();
+    let deadline = match body.deadline {
+        Some(span) => at_most("deadline", span, bounds.lease_deadline_max)?,
+        None => bounds.lease_deadline,
+    };
+    let within = body.within.map(|span| at_most("within", span, bounds.within_max)).transpose()?;
+    let until = Instant::now() + within.unwrap_or_default();
+    let cost = body.cost.pairs();
+    let lease = match (&body.entity, &body.resource) {
+        (Some(entity), Some(resource)) => {
+            let request =
+                state.limiter().request((entity.0.as_str(), resource.0.as_str()), &cost).deadline(deadline);
+            Some(match within {
+                Some(within) => request.acquire_within(within).await?,
+                None => request.try_acquire().await?,
+            })
+        }
+        (None, None) if cost.is_empty() => None,
+        _ => {
+            let detail = "a draw needs `entity`, `resource` and `cost` together";
+            return Err(Refusal::invalid("entity", detail));
+        }
+    };
+    let left = until.saturating_duration_since(Instant::now());
+    // A lease that is dropped is cancelled.
+    let permit = state.upstreams().acquire(upstream.0.as_str(), body.tokens, left).await;
+    let permit = permit.map_err(|refused| refusal(&upstream, refused))?;
+    let call = HeldCall { permit, lease, expires_at: Instant::now() + deadline };
+    let at_capacity = || Refusal::busy(AtCapacity::Full, bounds.requests_max, caller.token());
+    let number = state.upstreams().hold(call).ok_or_else(at_capacity)?;
+    let permit = state.lease_key().name(LeaseId::from_number(number), caller.token());
+    Ok(OkJson(CallPermit { permit, expires_in: deadline.into() }))
+}
+
+/// Reports how a call went: the throttle of its upstream learns, and the limits are settled. A permit is settled
+/// once, by the token that acquired it.
+#[utoipa::path(post, path = "/v1/permits/{permit}/settle", params(("permit" = LeaseRef, Path)),
+    request_body = SettleCall, responses(
+        (status = 204, description = "Settled."),
+        (status = 404, description = "The permit was settled before, or has expired.", body = Problem),
+        (status = 410, description = "The lease of its limits has ended before.", body = Problem),
+    ))]
+pub(super) async fn settle(
+    With(state): With<State>,
+    caller: Caller,
+    PathParam(permit): PathParam<LeaseRef>,
+    JsonBody(body): JsonBody<SettleCall>,
+) -> Result<StatusCode, Refusal> {
+    let number = state.lease_key().open(&permit, caller.token()).ok_or_else(|| {
+        let detail = format!("the token `{}` holds no permit with this name", caller.token());
+        Refusal::new(StatusCode::FORBIDDEN, "not-your-permit", "Not allowed", detail)
+    })?;
+    let gone = || Refusal::not_found("no-permit", "the permit was settled before, or has expired");
+    let HeldCall { permit, lease, .. } = state.upstreams().take(number.number()).ok_or_else(gone)?;
+    let mut outcome = outcome(&state, &body);
+    if let Some(tokens) = body.tokens {
+        outcome = outcome.spent(Cost::request().tokens(tokens));
+    }
+    if let Some(latency) = body.latency {
+        outcome = outcome.took(latency.as_duration());
+    }
+    permit.settle(outcome);
+    if let Some(mut lease) = lease
+        && let Err(error) = lease.settle(body.actual.pairs()).await
+    {
+        // The call was made: returning all units would be worse than keeping the estimate.
+        if matches!(error, LimitError::Cost(_)) {
+            lease.settle_full().await?;
+        }
+        return Err(error.into());
+    }
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Lists the upstreams that were called recently.
+#[utoipa::path(get, path = "/v1/upstreams", responses(
+    (status = 200, description = "The upstreams.", body = UpstreamList),
+))]
+pub(super) async fn list(With(state): With<State>) -> OkJson<UpstreamList> {
+    let view = |view: tidegate::KeyView<String>| {
+        let name = view.key.parse().ok()?;
+        let throttle = view.throttle;
+        Some(UpstreamState {
+            name,
+            in_flight: throttle.in_flight,
+            waiting: throttle.waiting,
+            admitted: throttle.admitted,
+            rate: throttle.rate.map(tidegate::PerSecond::as_f64),
+            slots: throttle.slots,
+        })
+    };
+    let upstreams = state.upstreams().snapshot().top.into_iter().filter_map(view).collect();
+    OkJson(UpstreamList { upstreams })
+}
+
+/// The outcome of a call, by its status and headers.
+fn outcome(state: &State, body: &SettleCall) -> Outcome {
+    const CLASSES: &Classes = &Classes::new();
+    let completion = body.status.map_or(Completion::Connection, Completion::Status);
+    CLASSES.outcome_with(completion, &read(&body.headers, state.clock().now()))
+}
+
+fn refusal(upstream: &ResourceName, refused: Refused) -> Refusal {
+    let detail = format!("upstream `{upstream}`: {refused}");
+    let refusal = match refused {
+        Refused::Closed => Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", "Stopping", detail),
+        _ => Refusal::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            "upstream-limited",
+            "The upstream is at its limit",
+            detail,
+        ),
+    };
+    match refused.retry_after() {
+        Some(wait) => refusal.with_retry_after(wait),
+        None => refusal,
+    }
+}

@@ -1,0 +1,115 @@
+//! Throttles for upstreams that programs in any language call themselves: they ask for a permit before a call,
+//! and report how it went.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tidegate::{Cost, Keyed, KeyedSnapshot, Lease, Outcome, Permit, Refused, Throttle};
+use tokio::time::Instant;
+
+/// The most upstreams; further ones share a throttle.
+const UPSTREAMS_MAX: usize = 10_000;
+/// How long an upstream must be unused before everything learned of it is evicted.
+const IDLE_TTL: Duration = Duration::from_hours(6);
+/// The most permits that are not settled.
+const PERMITS_MAX: usize = 65_536;
+/// The most upstreams of a listing.
+const LISTED_MAX: usize = 1_000;
+
+/// The throttles, created on first use, and the permits that are not settled.
+pub(crate) struct Upstreams {
+    throttles: Keyed<String>,
+    held: Mutex<HashMap<u128, HeldCall>>,
+}
+
+/// A call that is not settled.
+#[derive(Debug)]
+pub(crate) struct HeldCall {
+    pub(crate) permit: Permit<'static>,
+    /// The limits of a subject that it holds.
+    pub(crate) lease: Option<Lease>,
+    pub(crate) expires_at: Instant,
+}
+
+impl Upstreams {
+    /// No upstream yet.
+    ///
+    /// # Panics
+    /// Never: the limits and the options are constants within their bounds.
+    pub(crate) fn new() -> Self {
+        let limits = Throttle::host().limits().expect("the draft for hosts is within its bounds");
+        let throttles = Keyed::builder(limits).keys_max(UPSTREAMS_MAX).idle_ttl(IDLE_TTL).named("upstreams");
+        let throttles =
+            throttles.labelled(String::clone).build().expect("the options are within their bounds");
+        Self { throttles, held: Mutex::default() }
+    }
+
+    /// Waits up to `within` until the upstream accepts a call.
+    pub(crate) async fn acquire(
+        &self,
+        upstream: &str,
+        tokens: u64,
+        within: Duration,
+    ) -> Result<Permit<'static>, Refused> {
+        let cost = Cost::request().tokens(tokens);
+        if within.is_zero() {
+            return self.throttles.try_acquire(upstream, cost);
+        }
+        self.throttles.acquire_within(upstream, cost, within).await
+    }
+
+    /// Keeps a call until it is settled. Returns its number. If there are too many, all that it holds returns.
+    pub(crate) fn hold(&self, call: HeldCall) -> Option<u128> {
+        let mut held = self.lock();
+        if held.len() >= PERMITS_MAX {
+            drop(held);
+            return None;
+        }
+        // 128 random bits do not repeat.
+        let number = rand::random();
+        held.insert(number, call);
+        Some(number)
+    }
+
+    /// Takes a call to settle it.
+    pub(crate) fn take(&self, number: u128) -> Option<HeldCall> {
+        self.lock().remove(&number).filter(|call| call.expires_at > Instant::now())
+    }
+
+    /// Ends the calls that have expired: they count as ignored, and their leases end by their own deadline.
+    /// Returns how many there were.
+    pub(crate) fn expire(&self) -> usize {
+        let now = Instant::now();
+        let expired: Vec<HeldCall> =
+            self.lock().extract_if(|_, call| call.expires_at <= now).map(|(_, call)| call).collect();
+        let count = expired.len();
+        for HeldCall { permit, lease, .. } in expired {
+            permit.settle(Outcome::ignored());
+            if let Some(lease) = lease {
+                lease.detach();
+            }
+        }
+        count
+    }
+
+    pub(crate) fn snapshot(&self) -> KeyedSnapshot<String> {
+        self.throttles.snapshot(LISTED_MAX)
+    }
+
+    /// Refuses those that wait, and further ones.
+    pub(crate) fn close(&self) {
+        self.throttles.close();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u128, HeldCall>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Upstreams {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Upstreams").field("held", &self.lock().len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,86 @@
+//! Permits for calls of upstreams.
+
+use std::time::Duration;
+
+use crate::kit::codec::json;
+use crate::kit::{ApiResponse, Kit};
+
+async fn acquire(kit: &Kit, body: crate::kit::codec::Value) -> ApiResponse {
+    kit.post("/v1/upstreams/openai%2Fgpt-4/acquire", body).await
+}
+
+#[tokio::test]
+async fn permit_is_settled_once_by_its_token() {
+    let kit = Kit::new().await;
+    let granted = acquire(&kit, json!({"tokens": 500})).await;
+    assert_eq!((granted.status, granted.body["expires_in"].as_u64()), (200, Some(300)), "{}", granted.text);
+    let path = format!("/v1/permits/{}/settle", granted.body["permit"].as_str().unwrap());
+    let settle = json!({"status": 200, "headers": {"x-ratelimit-remaining-requests": "5"}, "tokens": 420});
+    kit.ask_as(&kit.other, "POST", &path, Some(settle.clone())).await.is_problem(403, "not-your-permit", "");
+    assert_eq!(kit.post(&path, settle.clone()).await.status, 204);
+    kit.post(&path, settle).await.is_problem(404, "no-permit", "");
+    let listed = kit.get("/v1/upstreams").await;
+    let upstream = &listed.body["upstreams"][0];
+    assert_eq!((upstream["name"].as_str(), upstream["admitted"].as_u64()), (Some("openai/gpt-4"), Some(1)));
+    assert_eq!(upstream["in_flight"], 0, "{}", listed.text);
+}
+
+#[tokio::test]
+async fn failing_upstream_is_not_called_for_a_while() {
+    let kit = Kit::new().await;
+    for _ in 0..5 {
+        let granted = acquire(&kit, json!({"within": 30})).await;
+        assert_eq!(granted.status, 200, "{}", granted.text);
+        let path = format!("/v1/permits/{}/settle", granted.body["permit"].as_str().unwrap());
+        assert_eq!(kit.post(&path, json!({"status": 500})).await.status, 204);
+    }
+    let refused = acquire(&kit, json!({"within": 1})).await;
+    refused.is_problem(429, "upstream-limited", "");
+    assert!(refused.text.contains("the circuit is open"), "{}", refused.text);
+    assert!(refused.body["retry_after"].as_f64().is_some_and(|seconds| seconds > 1.0), "{}", refused.text);
+    assert!(!refused.header("retry-after").is_empty());
+    assert_eq!(kit.post("/v1/upstreams/other/acquire", json!({})).await.status, 200, "others go on");
+}
+
+#[tokio::test]
+async fn limits_of_a_subject_are_drawn_and_settled() {
+    let kit = Kit::new().await;
+    let subject =
+        json!({"entity": "acme", "resource": "gpt-4", "cost": {"rpm": 1, "tpm": 800}, "within": 30});
+    let granted = acquire(&kit, subject.clone()).await;
+    assert_eq!(granted.status, 200, "{}", granted.text);
+    let mut at_once = subject.clone();
+    at_once["within"] = json!(0);
+    acquire(&kit, at_once).await.is_problem(429, "limited", "");
+    let path = format!("/v1/permits/{}/settle", granted.body["permit"].as_str().unwrap());
+    assert_eq!(kit.post(&path, json!({"status": 200, "actual": {"tpm": 100}})).await.status, 204);
+    let left = kit.limiter.balances(("acme", "gpt-4")).await.unwrap();
+    assert_eq!((left[0].balance.available, left[1].balance.available), (9, 900));
+    acquire(&kit, json!({"entity": "acme"})).await.is_problem(422, "invalid", "entity");
+
+    let granted = acquire(&kit, subject).await;
+    let path = format!("/v1/permits/{}/settle", granted.body["permit"].as_str().unwrap());
+    let unknown = kit.post(&path, json!({"status": 200, "actual": {"images": 1}})).await;
+    assert_eq!(unknown.status, 422, "{}", unknown.text);
+    let left = kit.limiter.balances(("acme", "gpt-4")).await.unwrap();
+    assert_eq!(left[1].balance.available, 100, "settled at the estimate");
+}
+
+/// A permit that expires counts as ignored: its place returns, and its lease ends by its own deadline.
+#[tokio::test]
+async fn expired_permit_cannot_be_settled() {
+    let mut bounds = tidegate_server::Bounds::default();
+    bounds.sweep_every = Duration::from_millis(1);
+    let kit = Kit::with(bounds).await;
+    let granted = acquire(&kit, json!({"deadline": 0.001})).await;
+    assert_eq!(granted.status, 200, "{}", granted.text);
+    loop {
+        let listed = kit.get("/v1/upstreams").await;
+        if listed.body["upstreams"][0]["in_flight"] == 0 {
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+    let path = format!("/v1/permits/{}/settle", granted.body["permit"].as_str().unwrap());
+    kit.post(&path, json!({"status": 200})).await.is_problem(404, "no-permit", "");
+}
