@@ -13,12 +13,13 @@ use crate::step;
 use crate::workspace;
 
 /// Examples without arguments. Their output is for people.
-const PLAIN: [&str; 9] = [
+const PLAIN: [&str; 10] = [
     "hello",
     "layered",
     "shutdown",
     "blocking",
     "llm_batch",
+    "llm_stream",
     "tenants",
     "polite_client",
     "tower_client",

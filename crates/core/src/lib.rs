@@ -28,6 +28,8 @@ pub mod bucket;
 pub mod calendar;
 pub mod cause;
 pub mod classes;
+#[cfg(feature = "serde")]
+mod codec;
 pub mod control;
 pub mod cost;
 pub mod duration;

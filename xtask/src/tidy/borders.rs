@@ -37,7 +37,7 @@ const IMPURE_IMPORTS: [&str; 6] = ["Instant", "SystemTime", "env", "fs", "net", 
 const CORE_DEPENDENCIES: [&str; 3] = ["smallvec", "thiserror", "unicode-normalization"];
 
 /// Dependencies that core may use behind a feature: types without behaviour.
-const CORE_TYPES: [&str; 1] = ["http"];
+const CORE_TYPES: [&str; 2] = ["http", "serde"];
 
 /// Core reads no clock, no entropy and no environment, and never awaits.
 pub(super) fn pure_core(source: &Source) -> Vec<Problem> {

@@ -1,69 +1,133 @@
-//! `tidegate fetch` against a minimal program with the same concurrency.
+//! `tidegate fetch` with its default options, against a minimal program and against what a host allows.
 //!
-//! Both are separate processes that read the same addresses from a file, request them from a local server,
-//! and write every file. Ours requests robots.txt, keeps a journal, and syncs a file before it renames it;
-//! the peer only writes. The limits never delay a request, so the row shows their overhead.
+//! `fetch_overhead`: both sides are separate processes that read the same addresses from a file, request them
+//! from a local server without limits, eight at once, and write every file. Ours finds the rate on its own,
+//! requests robots.txt, keeps a journal, and syncs a file before it renames it; the peer only writes.
+//!
+//! `fetch_hidden`: the server has a token bucket that it does not announce, and answers 429 with a
+//! `Retry-After` of whole seconds beyond it. The peer is the time that the bucket needs.
 
 use std::env;
 use std::fmt::Write as _;
 use std::fs;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use axum::Router;
 use axum::http::StatusCode;
+use axum::http::header::RETRY_AFTER;
+use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use tempfile::TempDir;
 use tidegate_bench::report::Row;
 use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
 use tokio::task::{JoinSet, spawn_blocking};
 
-const FILES: usize = 4_000;
 const BYTES: usize = 8 << 10;
-const CONCURRENCY: u32 = 32;
-const TARGET: f64 = 0.8;
-/// A round takes a second or more per side.
-const ROUNDS_PER: u32 = 4;
+
+/// As many as either side fetches in 10 s or more, which includes finding the rate.
+const FILES: u32 = 40_000;
+/// The default of `--per-host`.
+const CONCURRENCY: usize = 8;
+const OVERHEAD_TARGET: f64 = 0.85;
+/// A round takes more than 10 s per side.
+const ROUNDS_PER: u32 = 20;
+
+const HIDDEN_FILES: u32 = 300;
+/// Tokens per second, and the burst.
+const HIDDEN_RATE: u32 = 20;
+const HIDDEN_TARGET: f64 = 1.2;
+const REJECTED_MAX: f64 = 12.0;
 
 /// Files per second of both sides, each the best of its interleaved rounds.
 pub(crate) fn overhead(rounds: u32) -> Result<Vec<Row>> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0"))?;
-    let address = listener.local_addr()?;
     let body: &'static [u8] = Vec::leak(vec![b'x'; BYTES]);
-    let app = Router::new()
-        .route("/robots.txt", get(|| async { StatusCode::NOT_FOUND }))
-        .fallback(get(move || async move { body }));
-    runtime.spawn(async move { axum::serve(listener, app).await });
+    let (_runtime, address) = serve(get(move || async move { body }))?;
     let folder = TempDir::new()?;
-    let urls = folder.path().join("urls");
-    let mut lines = String::new();
-    (0..FILES).try_for_each(|number| writeln!(lines, "http://{address}/{}/{number}.html", number % 16))?;
-    fs::write(&urls, lines)?;
+    let urls = urls(folder.path(), address, FILES)?;
     let mut best = (0.0_f64, 0.0_f64);
     for round in 0..rounds.div_ceil(ROUNDS_PER) {
         let ours = folder.path().join(format!("ours-{round}"));
-        best.0 = best.0.max(files_per_second(fetch(&urls, &ours)?, &ours)?);
+        best.0 = best.0.max(f64::from(FILES) / seconds(fetch(&urls, &ours)?, &ours, FILES)?);
         let peer = folder.path().join(format!("peer-{round}"));
-        best.1 = best.1.max(files_per_second(plain(&urls, &peer)?, &peer)?);
+        best.1 = best.1.max(f64::from(FILES) / seconds(plain(&urls, &peer)?, &peer, FILES)?);
     }
-    let what = format!(
-        "`tidegate fetch` vs reqwest writing files: {FILES} files of {BYTES} bytes, concurrency {CONCURRENCY}"
-    );
-    Ok(vec![Row::at_least("fetch_overhead", best, Some(TARGET), "files/s", &what)])
+    let what = format!("`tidegate fetch` vs reqwest, {CONCURRENCY} at once: {FILES} files of {BYTES} bytes");
+    Ok(vec![Row::at_least("fetch_overhead", best, Some(OVERHEAD_TARGET), "files/s", &what)])
+}
+
+/// The time for files behind a hidden token bucket, and the requests that it rejected.
+pub(crate) fn hidden(_: u32) -> Result<Vec<Row>> {
+    let bucket = Arc::new(HiddenBucket::default());
+    let shared = Arc::clone(&bucket);
+    let (_runtime, address) = serve(get(move || async move { shared.respond() }))?;
+    let folder = TempDir::new()?;
+    let urls = urls(folder.path(), address, HIDDEN_FILES)?;
+    let out = folder.path().join("ours");
+    let took = seconds(fetch(&urls, &out)?, &out, HIDDEN_FILES)?;
+    let (files, rate) = (f64::from(HIDDEN_FILES), f64::from(HIDDEN_RATE));
+    let what = format!("{files} files, a hidden bucket of {rate}/s and burst {rate}: its time");
+    let time = Row::new("fetch_hidden", (took, files / rate), Some(HIDDEN_TARGET), "s", &what);
+    let rejected = f64::from(bucket.rejected.load(Ordering::Relaxed));
+    let what = "the requests that it answered with 429";
+    Ok(vec![time, Row::new("fetch_hidden_429", (rejected, REJECTED_MAX), Some(1.0), "requests", what)])
+}
+
+/// A token bucket that a client cannot see.
+#[derive(Debug, Default)]
+struct HiddenBucket {
+    /// When it is full again. Each request moves this by one interval.
+    full_at: Mutex<Option<Instant>>,
+    rejected: AtomicU32,
+}
+
+impl HiddenBucket {
+    fn respond(&self) -> Response {
+        let interval = Duration::from_secs(1) / HIDDEN_RATE;
+        let (now, burst) = (Instant::now(), interval * HIDDEN_RATE);
+        let mut full_at = self.full_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = full_at.unwrap_or(now).max(now) + interval;
+        if let Some(wait) = next.checked_duration_since(now + burst).filter(|wait| !wait.is_zero()) {
+            self.rejected.fetch_add(1, Ordering::Relaxed);
+            let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+            return (StatusCode::TOO_MANY_REQUESTS, [(RETRY_AFTER, seconds.to_string())]).into_response();
+        }
+        *full_at = Some(next);
+        "hello".into_response()
+    }
+}
+
+/// Serves files, without a robots.txt, until the runtime is dropped.
+fn serve(files: axum::routing::MethodRouter) -> Result<(Runtime, SocketAddr)> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0"))?;
+    let address = listener.local_addr()?;
+    let robots = get(|| async { StatusCode::NOT_FOUND });
+    let app = Router::new().route("/robots.txt", robots).fallback(files);
+    runtime.spawn(async move { axum::serve(listener, app).await });
+    Ok((runtime, address))
+}
+
+/// Writes the addresses to a file.
+fn urls(folder: &Path, address: SocketAddr, count: u32) -> Result<PathBuf> {
+    let mut lines = String::new();
+    (0..count).try_for_each(|number| writeln!(lines, "http://{address}/{}/{number}.html", number % 16))?;
+    let urls = folder.join("urls");
+    fs::write(&urls, lines)?;
+    Ok(urls)
 }
 
 /// Our command.
 fn fetch(urls: &Path, out: &Path) -> Result<Command> {
-    let concurrency = CONCURRENCY.to_string();
     let mut command = Command::new(env::current_exe()?.with_file_name("tidegate"));
-    command.args(["fetch", "--concurrency", &concurrency, "--per-host", &concurrency]);
-    command.args(["--rate", "1000000", "--rate-max", "1000000"]);
-    command.arg("-i").arg(urls).arg("--out").arg(out);
+    command.arg("fetch").arg("-i").arg(urls).arg("--out").arg(out);
     Ok(command)
 }
 
@@ -74,7 +138,8 @@ fn plain(urls: &Path, out: &Path) -> Result<Command> {
     Ok(command)
 }
 
-fn files_per_second(mut command: Command, out: &Path) -> Result<f64> {
+/// The seconds that a command took. It must have written all files, which are removed.
+fn seconds(mut command: Command, out: &Path, files: u32) -> Result<f64> {
     let start = Instant::now();
     let status = command.stdin(Stdio::null()).stdout(Stdio::null()).status();
     let took = start.elapsed().as_secs_f64();
@@ -82,14 +147,13 @@ fn files_per_second(mut command: Command, out: &Path) -> Result<f64> {
         .with_context(|| format!("could not start {command:?}, which must be built beside this program"))?;
     ensure!(status.success(), "{command:?} ended with {status}");
     let count = count(out)?;
-    ensure!(count == FILES, "{command:?} wrote {count} files, expected {FILES}");
+    ensure!(count == files, "{command:?} wrote {count} files, expected {files}");
     fs::remove_dir_all(out)?;
-    #[expect(clippy::cast_precision_loss, reason = "a few thousand")]
-    Ok(FILES as f64 / took)
+    Ok(took)
 }
 
 /// Counts the page files.
-fn count(folder: &Path) -> Result<usize> {
+fn count(folder: &Path) -> Result<u32> {
     let mut files = 0;
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
@@ -107,7 +171,7 @@ pub(crate) fn run_plain(urls: &Path, out: PathBuf) -> Result<()> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(async {
         fs::create_dir_all(&out)?;
         let client = reqwest::Client::new();
-        let (permits, out) = (Arc::new(Semaphore::new(usize::try_from(CONCURRENCY)?)), Arc::new(out));
+        let (permits, out) = (Arc::new(Semaphore::new(CONCURRENCY)), Arc::new(out));
         let mut tasks = JoinSet::new();
         for (number, url) in fs::read_to_string(urls)?.lines().enumerate() {
             let permit = Arc::clone(&permits).acquire_owned().await?;

@@ -30,7 +30,7 @@ const SLOTS: u32 = 1_024;
 const PLENTY: u32 = u32::MAX;
 const TARGET: f64 = 1.3;
 
-const CASES: [Case; 3] = [
+const CASES: [Case; 4] = [
     ("tower_layer", |rounds| {
         let what = "a call through our layer (slots + rate) vs tower's ConcurrencyLimit + RateLimit";
         Ok(vec![tower_layer("tower_layer", rounds, limits().clock(FastClock::new()), Some(TARGET), what)?])
@@ -45,6 +45,7 @@ const CASES: [Case; 3] = [
         )?])
     }),
     ("fetch_overhead", fetch::overhead),
+    ("fetch_hidden", fetch::hidden),
 ];
 
 /// Measures HTTP clients against the peers.

@@ -176,6 +176,10 @@ impl FetchArgs {
         {
             return Err(Failure::usage(format!("--rate {rate} is above --rate-max {rate_max}")));
         }
+        if let Some(per_host) = self.per_host.filter(|per_host| *per_host > self.concurrency) {
+            let what = format!("--per-host {per_host} is above --concurrency {}", self.concurrency);
+            return Err(Failure::usage(what));
+        }
         let file = match &self.config {
             Some(path) => {
                 let invalid = |why: String| Failure::usage(format!("--config {}: {why}", path.display()));

@@ -274,6 +274,11 @@ fn invalid_arguments_are_rejected() {
         (vec!["https://h/", "--max-bytes", "0"], "a number of bytes from 1"),
         (vec!["https://h/", "--rate", "0"], "a number from 0.01 to 1000000"),
         (vec!["https://h/", "--rate", "5", "--rate-max", "2"], "--rate 5 is above --rate-max 2"),
+        (
+            vec!["https://h/", "--per-host", "9", "--concurrency", "8"],
+            "--per-host 9 is above --concurrency 8",
+        ),
+        (vec!["https://h/", "--per-host", "100"], "--per-host 100 is above --concurrency 64"),
         (vec!["https://h/", "--header", "Host: other"], "`host` is set by the connection"),
         (vec!["https://h/", "--header", "Content-Length: 1"], "`content-length` is set by the connection"),
         (vec!["https://h/", "--config", "not/there"], "--config not/there: "),

@@ -278,7 +278,7 @@ mod tests {
             (Limit::per_minute("x", 5).burst(0), "the limit `x`: a burst of 0 units"),
             (
                 Limit::per("x", 1, Duration::from_nanos(1_500)),
-                "the limit `x`: a period of 1.5µs, not a multiple",
+                "the limit `x`: a period of 1500ns, not a multiple",
             ),
         ];
         for (limit, sentence) in table {

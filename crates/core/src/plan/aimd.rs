@@ -272,7 +272,7 @@ mod tests {
         );
         assert_eq!(
             message(Some(Rate::per_second(2).burst(0))),
-            "`rate.burst` is 0, and must be at least 1 and refilled within 3155760000s"
+            "`rate.burst` is 0, and must be at least 1 and refilled within 36525d"
         );
     }
 }

@@ -44,7 +44,7 @@ impl ThrottleHandle for Inner {
 }
 
 /// The charge of a request with a handle to its throttle. It does not settle on drop.
-pub(crate) struct OwnedCharge {
+pub struct OwnedCharge {
     pub(crate) handle: Arc<dyn ThrottleHandle>,
     pub(crate) charge: Charge,
 }
@@ -62,6 +62,12 @@ impl OwnedCharge {
     #[inline(never)]
     pub(crate) fn settle(self, outcome: Outcome) {
         self.handle.throttle().settle(self.charge, None, outcome);
+    }
+}
+
+impl fmt::Debug for OwnedCharge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnedCharge").finish_non_exhaustive()
     }
 }
 

@@ -1,10 +1,13 @@
 //! Events of keys carry their key, arrive in order, and are never delivered under a lock (invariant 9).
 
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
 use std::time::Duration;
 
+use futures_core::Stream;
 use tidegate::{
     Circuit, Event, EvictCause, Instant, Keyed, KeyedEvent, KeyedEvents, Limits, Outcome, Rate, Throttle,
     Trip,
@@ -53,6 +56,33 @@ fn events_carry_their_key_in_order() {
     assert_eq!(take_notices(&notices), wanted);
     assert_eq!(read(&mut events), wanted);
     assert_eq!(events.missed(), 0);
+}
+
+/// The stream, `next` and `try_next` continue where the other ended, also after a wait.
+#[tokio::test(start_paused = true)]
+async fn events_are_a_stream() {
+    async fn item<S: Stream + Unpin>(stream: &mut S) -> Option<S::Item> {
+        poll_fn(|context| Pin::new(&mut *stream).poll_next(context)).await
+    }
+    let throttle = Throttle::new();
+    let mut events = throttle.events();
+    assert!(poll_once(item(&mut events)).is_pending());
+    assert_eq!(events.try_next(), None);
+    throttle.pause(secs(1));
+    assert!(matches!(events.try_next(), Some(notice) if matches!(notice.event, Event::Paused { .. })));
+    assert!(poll_once(item(&mut events)).is_pending());
+    throttle.resume();
+    assert_eq!(item(&mut events).await.map(|notice| notice.event), Some(Event::Resumed));
+    throttle.close();
+    assert_eq!(events.next().await.map(|notice| notice.event), Some(Event::Closed { in_flight: 0 }));
+    assert_eq!(item(&mut events).await.map(|notice| notice.event), Some(Event::Drained));
+    drop(throttle);
+    assert_eq!(item(&mut events).await, None);
+    let (builder, _) = by_hand(fragile());
+    let keyed = builder.build().unwrap();
+    let mut events = keyed.events();
+    keyed.record(&7, Outcome::failure());
+    assert_eq!(item(&mut events).await.map(|notice| (notice.key, notice.event)), Some((Some(7), opened())));
 }
 
 #[test]

@@ -38,6 +38,18 @@ fn limits_of_one_key_can_be_set_and_reset() {
 }
 
 #[test]
+fn own_limits_take_a_borrowed_key() {
+    let keyed: Keyed<String> = Keyed::builder(slots(1)).build().unwrap();
+    let limit = |key: &str| keyed.throttle(key).snapshot().slots;
+    keyed.set_limits("model", slots(5)).unwrap();
+    assert_eq!((limit("model"), limit("other")), (Some(5), Some(1)));
+    keyed.set_limits("model", slots(6)).unwrap();
+    assert_eq!(limit("model"), Some(6), "a key in use follows");
+    keyed.clear_limits("model");
+    assert_eq!(limit("model"), Some(1));
+}
+
+#[test]
 fn own_limits_outlive_the_key() {
     let (builder, clock) = by_hand(slots(1));
     let keyed = builder.shards(1).build().unwrap();

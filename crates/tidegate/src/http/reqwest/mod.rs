@@ -25,6 +25,7 @@
 //!   its budget. Only requests whose body can be cloned are retried, not those with a stream. [`Replay`]
 //!   selects the methods: a `POST` is retried only if it was certainly not carried out. When all attempts are
 //!   used, the last response is the result, whatever its status.
+//! - **Usage.** [`Throttling::used`] reads what a response says was used, such as the tokens of an LLM.
 //! - **Redirects.** [`Throttling::client`] follows up to ten redirects itself, so that each hop is admitted
 //!   by, and counts for, the host it goes to. Credentials are not sent to another origin. If the client
 //!   follows redirects by itself instead, the hops are not admitted; a response from another origin then
@@ -35,12 +36,13 @@
 mod error;
 mod redirect;
 mod send;
+mod usage;
 
 use std::fmt;
 use std::hash::Hash;
 use std::sync::Arc;
 
-use ::http::Extensions;
+use ::http::{Extensions, HeaderMap};
 use ::reqwest::redirect::Policy;
 use ::reqwest::{ClientBuilder, Request, Response, Url};
 use async_trait::async_trait;
@@ -53,6 +55,7 @@ use tidegate_core::retry::Retry;
 
 pub use error::ThrottleError;
 pub use send::Tries;
+use usage::ReadUsage;
 
 use crate::http::HttpClasses;
 use crate::keyed::Keyed;
@@ -84,6 +87,7 @@ pub struct Throttling {
     retry: Option<Retry>,
     replay: Replay,
     hold: Hold,
+    used: Option<ReadUsage>,
     /// `None` leaves redirects to the client.
     redirects: Option<u32>,
 }
@@ -124,6 +128,7 @@ impl Throttling {
             retry: None,
             replay: Replay::default(),
             hold: Hold::default(),
+            used: None,
             redirects: None,
         }
     }
@@ -153,6 +158,29 @@ impl Throttling {
     #[must_use]
     pub const fn replay(mut self, replay: Replay) -> Self {
         self.replay = replay;
+        self
+    }
+
+    /// Settles successful requests with what their responses say was used.
+    ///
+    /// `used` reads it from the headers and the complete, decoded body, which passes to the caller unchanged.
+    /// `None`, a body longer than 1 MiB, and one that is dropped or breaks off settle with the cost of the
+    /// request. The slot is held until the body ends, also with [`Hold::Headers`].
+    ///
+    /// ```
+    /// use serde_json::Value;
+    /// use tidegate::reqwest::Throttling;
+    /// use tidegate::{Cost, Throttle};
+    ///
+    /// let throttling = Throttling::one(Throttle::new()).cost(|_| Cost::from(2_000)).used(|_, body| {
+    ///     let body: Value = serde_json::from_slice(body).ok()?;
+    ///     Some(Cost::from(body["usage"]["total_tokens"].as_u64()?))
+    /// });
+    /// # drop(throttling);
+    /// ```
+    #[must_use]
+    pub fn used(mut self, used: impl Fn(&HeaderMap, &[u8]) -> Option<Cost> + Send + Sync + 'static) -> Self {
+        self.used = Some(Arc::new(used));
         self
     }
 

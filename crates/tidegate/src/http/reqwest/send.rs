@@ -8,6 +8,7 @@ use tidegate_core::classes::Completion;
 use tidegate_core::outcome::{Kind, Outcome};
 
 use super::error::ThrottleError;
+use super::usage::UsageBody;
 use super::{Replay, Throttling, authority};
 use crate::permit::Permit;
 use crate::permit_body::{Hold, OwnedCharge, PermitBody};
@@ -62,7 +63,7 @@ impl Throttling {
                     let outcome = ending.outcome();
                     let result = match result {
                         Ok(response) if ending.is_last() => {
-                            Ok(hold_until_body_end(permit, outcome, response, self.hold))
+                            Ok(self.hold_until_body_end(permit, outcome, response))
                         }
                         result => {
                             permit.settle(outcome);
@@ -99,6 +100,26 @@ impl Throttling {
             }
             Err(error) => Class::of(self.classes.classes(), completion(error)),
         }
+    }
+
+    /// Attaches the request's permit to the response's body.
+    fn hold_until_body_end(&self, permit: Permit<'static>, outcome: Outcome, response: Response) -> Response {
+        let used = self.used.clone().filter(|_| outcome.kind() == Kind::Success);
+        if self.hold == Hold::Headers && used.is_none() {
+            permit.settle(outcome);
+            return response;
+        }
+        let url = response.url().clone();
+        let (mut parts, body) = ::http::Response::<Body>::from(response).into_parts();
+        // Only this builder can set a response's URL.
+        if let Ok(url_source) = ::http::Response::builder().url(url).body(()) {
+            parts.extensions.extend(url_source.into_parts().0.extensions);
+        }
+        let body = match used {
+            Some(used) => Body::wrap(UsageBody::new(permit, outcome, parts.headers.clone(), body, used)),
+            None => Body::wrap(PermitBody::new(OwnedCharge::of(permit), outcome, self.hold, body)),
+        };
+        ::http::Response::from_parts(parts, body).into()
     }
 
     /// Whether a retryable attempt may be repeated.
@@ -152,25 +173,4 @@ fn completion(error: &Error) -> Completion {
         Error::Reqwest(error) if error.is_timeout() => Completion::Timeout,
         Error::Reqwest(_) => Completion::Connection,
     }
-}
-
-/// Attaches the request's charge to the response's body.
-fn hold_until_body_end(
-    permit: Permit<'static>,
-    outcome: Outcome,
-    response: Response,
-    hold: Hold,
-) -> Response {
-    if hold == Hold::Headers {
-        permit.settle(outcome);
-        return response;
-    }
-    let url = response.url().clone();
-    let (mut parts, body) = ::http::Response::<Body>::from(response).into_parts();
-    // Only this builder can set a response's URL.
-    if let Ok(url_source) = ::http::Response::builder().url(url).body(()) {
-        parts.extensions.extend(url_source.into_parts().0.extensions);
-    }
-    let body = Body::wrap(PermitBody::new(OwnedCharge::of(permit), outcome, hold, body));
-    ::http::Response::from_parts(parts, body).into()
 }

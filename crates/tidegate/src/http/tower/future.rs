@@ -6,66 +6,26 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use ::http::Response;
-use http_body::Body;
 use pin_project_lite::pin_project;
 use tidegate_core::cost::Charge;
 use tidegate_core::outcome::Outcome;
 use tidegate_core::refused::Refused;
 
 use super::error::{BoxError, CallError};
-use crate::http::{HttpClasses, LostConnection, ReadError};
-use crate::permit_body::{Hold, OwnedCharge, PermitBody, ThrottleHandle};
-use crate::run::Classify;
+use super::response::{HttpResponses, Respond};
+use crate::permit_body::{OwnedCharge, ThrottleHandle};
 use crate::throttle::{Inner, Throttle};
 
-/// How responses are classified, and how long they hold a slot.
-#[derive(Debug)]
-pub(super) struct ResponseConfig<F = LostConnection> {
-    pub(super) classes: HttpClasses<F>,
-    pub(super) hold: Hold,
-}
-
-impl Default for ResponseConfig {
-    fn default() -> Self {
-        Self { classes: HttpClasses::default(), hold: Hold::default() }
-    }
-}
-
-impl<F> ResponseConfig<F> {
-    /// The outcome of a call.
-    #[inline]
-    pub(super) fn outcome<B, E>(&self, result: &Result<Response<B>, E>, throttle: &Inner) -> Outcome
-    where
-        F: ReadError<E>,
-    {
-        // If nothing learns and there are no headers, the outcome does not matter.
-        if !throttle.settles_timed() && matches!(result, Ok(response) if response.headers().is_empty()) {
-            return Outcome::success();
-        }
-        self.read(result)
-    }
-
-    // Not inlined: it is long, and not needed for responses without headers.
-    #[inline(never)]
-    fn read<B, E>(&self, result: &Result<Response<B>, E>) -> Outcome
-    where
-        F: ReadError<E>,
-    {
-        self.classes.classify(result).outcome()
-    }
-}
-
-/// Settles a call: an error now, a response when its body ends. `taken` is called where the charge is needed.
+/// Settles a call: an error now, a response as `C` does. `taken` is called where the charge is needed.
 #[inline]
-pub(super) fn settle<B: Body, E: Into<BoxError>>(
+pub(super) fn settle<C: Respond<T, E>, T, E: Into<BoxError>>(
     taken: impl FnOnce() -> OwnedCharge,
     outcome: Outcome,
-    hold: Hold,
-    result: Result<Response<B>, E>,
-) -> Result<Response<PermitBody<B>>, CallError> {
+    hold: C::Hold,
+    result: Result<T, E>,
+) -> Result<C::Response, CallError> {
     match result {
-        Ok(response) => Ok(response.map(|body| PermitBody::new(taken(), outcome, hold, body))),
+        Ok(response) => Ok(C::respond(hold, taken, outcome, response)),
         Err(error) => {
             taken().settle(outcome);
             Err(CallError::of(error))
@@ -75,12 +35,12 @@ pub(super) fn settle<B: Body, E: Into<BoxError>>(
 
 /// The state shared by all clones of a service.
 #[derive(Debug)]
-pub(super) struct Shared<F> {
+pub(super) struct Shared<C> {
     pub(super) throttle: Throttle,
-    pub(super) config: Arc<ResponseConfig<F>>,
+    pub(super) config: Arc<C>,
 }
 
-impl<F: Send + Sync> ThrottleHandle for Shared<F> {
+impl<C: Send + Sync> ThrottleHandle for Shared<C> {
     #[inline]
     fn throttle(&self) -> &Inner {
         &self.throttle.inner
@@ -88,31 +48,28 @@ impl<F: Send + Sync> ThrottleHandle for Shared<F> {
 }
 
 /// The charge of a request in flight. Dropping it returns what it holds, and nothing is learned.
-pub(super) struct InFlightCharge<F> {
+pub(super) struct InFlightCharge<C> {
     /// `None` once settled.
-    held: Option<(Arc<Shared<F>>, Charge)>,
+    held: Option<(Arc<Shared<C>>, Charge)>,
 }
 
-impl<F> InFlightCharge<F> {
+impl<C> InFlightCharge<C> {
     #[inline]
-    pub(super) fn new(shared: &Arc<Shared<F>>, charge: Charge) -> Self {
+    pub(super) fn new(shared: &Arc<Shared<C>>, charge: Charge) -> Self {
         Self { held: Some((Arc::clone(shared), shared.throttle.inner.mark_sent(charge))) }
     }
 }
 
-impl<F: Send + Sync + 'static> InFlightCharge<F> {
+impl<C: Send + Sync + 'static> InFlightCharge<C> {
     #[inline]
-    fn settle<B: Body, E: Into<BoxError>>(
-        &mut self,
-        result: Result<Response<B>, E>,
-    ) -> Result<Response<PermitBody<B>>, CallError>
+    fn settle<T, E: Into<BoxError>>(&mut self, result: Result<T, E>) -> Result<C::Response, CallError>
     where
-        F: ReadError<E>,
+        C: Respond<T, E>,
     {
         let Some((shared, _)) = &self.held else { panic!("polled after completion") };
-        let outcome = shared.config.outcome(&result, &shared.throttle.inner);
-        let hold = shared.config.hold;
-        settle(|| self.taken(), outcome, hold, result)
+        let outcome = shared.config.outcome(&result, shared.throttle.inner.settles_timed());
+        let hold = shared.config.hold();
+        settle::<C, T, E>(|| self.taken(), outcome, hold, result)
     }
 
     #[inline]
@@ -122,7 +79,7 @@ impl<F: Send + Sync + 'static> InFlightCharge<F> {
     }
 }
 
-impl<F> Drop for InFlightCharge<F> {
+impl<C> Drop for InFlightCharge<C> {
     fn drop(&mut self) {
         if let Some((shared, charge)) = self.held.take() {
             shared.throttle.inner.settle(charge, None, Outcome::ignored());
@@ -133,15 +90,15 @@ impl<F> Drop for InFlightCharge<F> {
 pin_project! {
     /// The response future of a throttled call. Dropping it returns what it holds, and nothing is learned.
     // Not an enum: its variants would be moved byte by byte on the hottest path.
-    pub struct ResponseFuture<Fut, F = LostConnection> {
+    pub struct ResponseFuture<Fut, C = HttpResponses> {
         #[pin]
         future: Option<Fut>,
-        charge_in_flight: InFlightCharge<F>,
+        charge_in_flight: InFlightCharge<C>,
         refused: Option<Box<Refused>>,
     }
 }
 
-impl<Fut, F> ResponseFuture<Fut, F> {
+impl<Fut, C> ResponseFuture<Fut, C> {
     #[cold]
     pub(super) fn refused(refused: Refused) -> Self {
         Self {
@@ -152,19 +109,18 @@ impl<Fut, F> ResponseFuture<Fut, F> {
     }
 
     #[inline]
-    pub(super) const fn running(future: Fut, charge_in_flight: InFlightCharge<F>) -> Self {
+    pub(super) const fn running(future: Fut, charge_in_flight: InFlightCharge<C>) -> Self {
         Self { future: Some(future), charge_in_flight, refused: None }
     }
 }
 
-impl<Fut, F, B, E> Future for ResponseFuture<Fut, F>
+impl<Fut, C, T, E> Future for ResponseFuture<Fut, C>
 where
-    Fut: Future<Output = Result<Response<B>, E>>,
-    F: ReadError<E> + Send + Sync + 'static,
-    B: Body,
+    Fut: Future<Output = Result<T, E>>,
+    C: Respond<T, E>,
     E: Into<BoxError>,
 {
-    type Output = Result<Response<PermitBody<B>>, CallError>;
+    type Output = Result<C::Response, CallError>;
 
     #[inline]
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -178,7 +134,7 @@ where
     }
 }
 
-impl<Fut, F> fmt::Debug for ResponseFuture<Fut, F> {
+impl<Fut, C> fmt::Debug for ResponseFuture<Fut, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ResponseFuture").field("refused", &self.refused).finish_non_exhaustive()
     }

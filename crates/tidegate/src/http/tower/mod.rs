@@ -1,4 +1,4 @@
-//! Layers for HTTP clients that are tower services: they wait for admission, and learn from responses.
+//! Layers for clients that are tower services: they wait for admission, and learn from responses.
 //!
 //! | layer | for | `poll_ready` | inner service |
 //! |---|---|---|---|
@@ -6,7 +6,11 @@
 //! | [`ThrottleLayer::cost`] | one throttle, requests of different costs | ready at once; the call waits | `Clone` |
 //! | [`WaitLayer::by_host`], [`WaitLayer::by_key`] | a throttle for each host, account, model | ready at once; the call waits | `Clone` |
 //!
-//! All of them classify responses by status and headers according to [`HttpClasses`](crate::HttpClasses): a
+//! Each works for any [`Service<R>`](tower_service::Service) with `classifier`, which takes a
+//! [`Classify`](crate::Classify): it sees the result of a call, and returns its outcome and what it used. The
+//! slot then returns with the response. HTTP is the classifier that they begin with.
+//!
+//! For HTTP, all of them classify responses by status and headers according to [`HttpClasses`](crate::HttpClasses): a
 //! 429 is an overload, its `Retry-After` a pause for all clones, a 503 a failure of the upstream, and a 404
 //! neither. The outcome takes effect when the headers arrive, and the latency is measured up to then. The
 //! slot returns when the body has ended, failed or is dropped; with [`Hold::Headers`] it returns at the
@@ -27,13 +31,19 @@
 
 mod error;
 mod future;
+mod layer;
 mod reservation;
-mod reserve;
+mod response;
+mod service;
+mod terms;
 mod wait;
 
 pub use error::{BoxError, CallError};
 pub use future::ResponseFuture;
-pub use reserve::{ThrottleLayer, ThrottleService};
-pub use wait::{ByHost, ByKey, CallFuture, Choose, Unit, WaitLayer, WaitService, Weigh};
+pub use layer::{ThrottleLayer, WaitLayer};
+pub use response::{HttpResponses, Results};
+pub use service::ThrottleService;
+pub use terms::{ByHost, ByKey, Choose, Unit, Weigh};
+pub use wait::{CallFuture, WaitService};
 
 pub use crate::permit_body::{Hold, PermitBody};

@@ -1,4 +1,4 @@
-//! The layer for one throttle and requests of one unit each: a ready service holds its charge already.
+//! The service for one throttle and requests of one unit each: a ready service holds its charge already.
 
 use std::fmt;
 use std::future::Future;
@@ -6,111 +6,19 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 
-use ::http::{Request, Response};
-use http_body::Body;
 use tidegate_core::cost::{Charge, Cost};
 use tidegate_core::refused::Refused;
-use tower_layer::Layer;
 use tower_service::Service;
 
 use super::error::{BoxError, CallError};
-use super::future::{InFlightCharge, ResponseConfig, ResponseFuture, Shared};
+use super::future::{InFlightCharge, ResponseFuture, Shared};
 use super::reservation::undo;
-use super::wait::WaitLayer;
+use super::response::{HttpResponses, Respond};
 use crate::acquire_future::AcquireFuture;
-use crate::http::{HttpClasses, LostConnection, ReadError};
-use crate::permit_body::{Hold, PermitBody};
 use crate::state::Entry;
 use crate::throttle::{Inner, Throttle};
 
 const UNIT: Cost = Cost::request();
-
-/// Puts one throttle in front of a service, for requests of one unit each.
-///
-/// The charge is reserved in `poll_ready`: a ready service may call at once, and it is not ready before its
-/// turn. So it works with load balancers that choose among ready services, and applies backpressure. See [the
-/// module](super).
-///
-/// ```
-/// use http::{Request, Response};
-/// use http_body_util::Empty;
-/// use tidegate::tower::ThrottleLayer;
-/// use tidegate::{Rate, Slots, Throttle};
-/// use tower::{Layer as _, Service as _, ServiceExt as _};
-///
-/// # type Body = Empty<&'static [u8]>;
-/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
-/// # async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-/// let throttle = Throttle::builder().slots(Slots::fixed(8)).rate(Rate::per_second(50)).build()?;
-/// let client = tower::service_fn(|_: Request<Body>| async {
-///     Ok::<_, std::io::Error>(Response::new(Body::new()))
-/// });
-/// let mut client = ThrottleLayer::new(throttle).layer(client);
-///
-/// let response = client.ready().await?.call(Request::get("https://example.com/").body(Body::new())?).await?;
-/// assert_eq!(response.status(), 200);
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Debug)]
-pub struct ThrottleLayer<F = LostConnection> {
-    shared: Arc<Shared<F>>,
-}
-
-impl ThrottleLayer {
-    /// A layer that classifies responses by the default [`Classes`](crate::Classes), every error as a lost
-    /// connection, and holds a slot until the body ends.
-    pub fn new(throttle: Throttle) -> Self {
-        Self::of(throttle, ResponseConfig::default())
-    }
-}
-
-impl<F> ThrottleLayer<F> {
-    fn of(throttle: Throttle, config: ResponseConfig<F>) -> Self {
-        Self { shared: Arc::new(Shared { throttle, config: Arc::new(config) }) }
-    }
-
-    /// Replaces the classification of responses and errors.
-    pub fn classes<G>(self, classes: HttpClasses<G>) -> ThrottleLayer<G> {
-        ThrottleLayer::of(
-            self.shared.throttle.clone(),
-            ResponseConfig { classes, hold: self.shared.config.hold },
-        )
-    }
-
-    /// Sets how long a request holds its slot.
-    #[must_use]
-    pub fn hold(self, hold: Hold) -> Self
-    where
-        F: Clone,
-    {
-        Self::of(
-            self.shared.throttle.clone(),
-            ResponseConfig { classes: self.shared.config.classes.clone(), hold },
-        )
-    }
-
-    /// Sets the cost of requests: the service is then always ready, and waits inside the call.
-    ///
-    /// `weigh` is a `Fn(&Request<B>) -> Cost`.
-    pub fn cost<W>(self, weigh: W) -> WaitLayer<Throttle, W, F> {
-        WaitLayer::of(self.shared.throttle.clone(), weigh, Arc::clone(&self.shared.config))
-    }
-}
-
-impl<F> Clone for ThrottleLayer<F> {
-    fn clone(&self) -> Self {
-        Self { shared: Arc::clone(&self.shared) }
-    }
-}
-
-impl<S, F> Layer<S> for ThrottleLayer<F> {
-    type Service = ThrottleService<S, F>;
-
-    fn layer(&self, inner: S) -> ThrottleService<S, F> {
-        ThrottleService { inner, shared: Arc::clone(&self.shared), readiness: Readiness::default() }
-    }
-}
 
 /// A service behind a throttle. Created by [`ThrottleLayer`].
 ///
@@ -118,13 +26,17 @@ impl<S, F> Layer<S> for ThrottleLayer<F> {
 /// refunds its reservation in full; dropped while it waits, it leaves the queue.
 ///
 /// `call` returns refusals, `poll_ready` never does: there an error means that the service is unusable.
-pub struct ThrottleService<S, F = LostConnection> {
+pub struct ThrottleService<S, C = HttpResponses> {
     inner: S,
-    shared: Arc<Shared<F>>,
+    shared: Arc<Shared<C>>,
     readiness: Readiness,
 }
 
-impl<S, F> ThrottleService<S, F> {
+impl<S, C> ThrottleService<S, C> {
+    pub(super) fn new(inner: S, shared: Arc<Shared<C>>) -> Self {
+        Self { inner, shared, readiness: Readiness::default() }
+    }
+
     /// The inner service.
     pub const fn get_ref(&self) -> &S {
         &self.inner
@@ -136,15 +48,14 @@ impl<S, F> ThrottleService<S, F> {
     }
 }
 
-impl<S, F, B, R> Service<Request<B>> for ThrottleService<S, F>
+impl<S, C, R> Service<R> for ThrottleService<S, C>
 where
-    S: Service<Request<B>, Response = Response<R>, Error: Into<BoxError>>,
-    F: ReadError<S::Error> + Send + Sync + 'static,
-    R: Body,
+    S: Service<R, Error: Into<BoxError>>,
+    C: Respond<S::Response, S::Error>,
 {
-    type Response = Response<PermitBody<R>>;
+    type Response = C::Response;
     type Error = CallError;
-    type Future = ResponseFuture<S::Future, F>;
+    type Future = ResponseFuture<S::Future, C>;
 
     #[inline]
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), CallError>> {
@@ -157,7 +68,7 @@ where
     }
 
     #[inline]
-    fn call(&mut self, request: Request<B>) -> ResponseFuture<S::Future, F> {
+    fn call(&mut self, request: R) -> ResponseFuture<S::Future, C> {
         let throttle = &self.shared.throttle.inner;
         if throttle.has_begun() || self.readiness.charge.is_none() {
             self.readiness.retry(throttle);
@@ -171,13 +82,13 @@ where
     }
 }
 
-impl<S: Clone, F> Clone for ThrottleService<S, F> {
+impl<S: Clone, C> Clone for ThrottleService<S, C> {
     fn clone(&self) -> Self {
         Self { inner: self.inner.clone(), shared: Arc::clone(&self.shared), readiness: Readiness::default() }
     }
 }
 
-impl<S, F> Drop for ThrottleService<S, F> {
+impl<S, C> Drop for ThrottleService<S, C> {
     fn drop(&mut self) {
         if let Some(charge) = self.readiness.charge.take() {
             undo(&self.shared.throttle.inner, charge);
@@ -185,7 +96,7 @@ impl<S, F> Drop for ThrottleService<S, F> {
     }
 }
 
-impl<S: fmt::Debug, F> fmt::Debug for ThrottleService<S, F> {
+impl<S: fmt::Debug, C> fmt::Debug for ThrottleService<S, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ThrottleService")
             .field("inner", &self.inner)

@@ -1,0 +1,82 @@
+//! Requests are settled with what their responses say was used.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use reqwest_middleware::ClientWithMiddleware;
+use tidegate::reqwest::{Hold, Throttling};
+use tidegate::{Budget, Cost, ManualClock, Throttle};
+
+use crate::kit::http::{Reply, TestServer};
+use crate::kit::secs;
+
+/// The tokens that are reserved for a request.
+const ESTIMATE: u64 = 500;
+
+fn budget(clock: &ManualClock) -> Throttle {
+    let builder = Throttle::builder().budget(Budget::tokens(10_000, secs(60)));
+    builder.clock(clock.clone()).build().expect("within the bounds")
+}
+
+/// A client that reads the usage as the body's number of bytes, and counts how often it does.
+fn client(throttle: &Throttle, hold: Hold) -> (ClientWithMiddleware, Arc<AtomicUsize>) {
+    let reads = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&reads);
+    let throttling = Throttling::one(throttle.clone()).hold(hold).cost(|_| Cost::from(ESTIMATE));
+    let throttling = throttling.used(move |headers, body| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        let is_known = headers.get("x-usage").is_some();
+        is_known.then(|| Cost::from(body.len() as u64))
+    });
+    (throttling.client(reqwest::Client::builder()).expect("a client"), reads)
+}
+
+#[tokio::test]
+async fn response_settles_with_the_usage_in_its_body() {
+    let clock = ManualClock::new();
+    let server = TestServer::start(&clock, |_| Reply::status(200).header("x-usage", 1)).await;
+    for hold in [Hold::Body, Hold::Headers] {
+        let throttle = budget(&clock);
+        let (client, reads) = client(&throttle, hold);
+        let response = client.get(server.url("/")).send().await.expect("a response");
+        assert_eq!(throttle.snapshot().tokens_used, ESTIMATE, "until the body has ended");
+        assert_eq!(response.text().await.expect("a body"), "hello");
+        assert_eq!((throttle.snapshot().tokens_used, reads.load(Ordering::SeqCst)), (5, 1));
+        assert_eq!(throttle.snapshot().outcomes.successes, 1);
+    }
+}
+
+#[tokio::test]
+async fn unknown_usage_settles_with_the_estimate() {
+    let clock = ManualClock::new();
+    let server = TestServer::start(&clock, |request| match request.path.as_str() {
+        "/cut" => Reply::status(200).header("x-usage", 1).cut(),
+        "/dropped" => Reply::status(200).header("x-usage", 1),
+        _ => Reply::status(200),
+    })
+    .await;
+    for (path, reads_wanted) in [("/unknown", 1), ("/cut", 0), ("/dropped", 0)] {
+        let throttle = budget(&clock);
+        let (client, reads) = client(&throttle, Hold::Body);
+        let response = client.get(server.url(path)).send().await.expect("a response");
+        if path == "/dropped" {
+            drop(response);
+        } else {
+            assert_eq!(response.bytes().await.is_err(), path == "/cut");
+        }
+        let used = (throttle.snapshot().tokens_used, reads.load(Ordering::SeqCst));
+        assert_eq!(used, (ESTIMATE, reads_wanted), "{path}");
+        assert_eq!(throttle.snapshot().outcomes.network, u64::from(path == "/cut"), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn rejected_request_uses_nothing() {
+    let clock = ManualClock::new();
+    let server = TestServer::start(&clock, |_| Reply::status(404).header("x-usage", 1)).await;
+    let throttle = budget(&clock);
+    let (client, reads) = client(&throttle, Hold::Body);
+    client.get(server.url("/")).send().await.expect("a response").bytes().await.expect("a body");
+    assert_eq!(reads.load(Ordering::SeqCst), 0, "only successes are read");
+    assert_eq!(throttle.snapshot().in_flight, 0);
+}
