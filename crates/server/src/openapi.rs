@@ -20,7 +20,7 @@ use crate::routes::{Access, described, routes};
 /// Error responses of every authenticated route.
 const ALWAYS: [(&str, &str); 6] = [
     ("401", "No token, or an invalid one."),
-    ("403", "The token lacks the scope, is for another namespace, or does not own the lease."),
+    ("403", "The token lacks the scope, is for another namespace or entity, or does not own the lease."),
     ("422", "A field is invalid or out of bounds."),
     ("500", "Internal error; see the server's log."),
     ("507", "The store is full."),
