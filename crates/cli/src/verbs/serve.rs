@@ -348,7 +348,7 @@ async fn first_token(
         let secret = Secret::generate(&id);
         let scopes = TokenScopes::new(TokenScope::ALL);
         let name = "made by serve".to_owned();
-        let new = NewToken { id, name, namespace: namespace.clone(), scopes, expires_at: None };
+        let new = NewToken { id, name, namespace: namespace.clone(), scopes, entity: None, expires_at: None };
         match store.create_token(&new, secret.hash(), actor).await {
             // The id is taken: by a revoked or expired token, or at this moment by another server.
             Err(tidegate::StoreError::Stale { .. }) => {}

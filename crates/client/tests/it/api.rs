@@ -63,6 +63,7 @@ async fn make_and_revoke_a_token(client: &Client) {
         id: "cd".parse().expect("valid"),
         name: None,
         scopes: "read".parse().expect("valid"),
+        entity: None,
         expires_at: None,
     };
     let made = client.create_token(&put).await.expect("an answer");
