@@ -73,6 +73,13 @@ async fn make_and_revoke_a_token(client: &Client) {
     client.revoke_token(&put.id, &RemoveQuery::default()).await.expect("an answer");
 }
 
+async fn acquire_and_settle_a_call(client: &Client) {
+    let call = AcquireCall { tokens: 5, ..AcquireCall::default() };
+    let permit = client.acquire_call(&"openai/gpt-4".parse().unwrap(), &call).await.unwrap().permit;
+    client.settle_call(&permit, &SettleCall { status: Some(200), ..SettleCall::default() }).await.unwrap();
+    assert_eq!(client.upstreams().await.unwrap().upstreams[0].name.to_string(), "openai/gpt-4");
+}
+
 #[tokio::test]
 async fn every_server_route_has_a_client_function() {
     let kit = Kit::new().await;
@@ -116,10 +123,7 @@ async fn every_server_route_has_a_client_function() {
     client.cancel_lease(&granted.lease, &Cancel { step: 1 }).await.unwrap();
     let spend = Spend::new(acme.clone(), "gpt-4".parse().unwrap(), cost(&[("tpm", 5)]));
     client.spend(&spend).await.unwrap();
-    let call = AcquireCall { tokens: 5, ..AcquireCall::default() };
-    let permit = client.acquire_call(&"openai/gpt-4".parse().unwrap(), &call).await.unwrap().permit;
-    client.settle_call(&permit, &SettleCall { status: Some(200), ..SettleCall::default() }).await.unwrap();
-    assert_eq!(client.upstreams().await.unwrap().upstreams[0].name.to_string(), "openai/gpt-4");
+    acquire_and_settle_a_call(&client).await;
     let query = BalanceQuery { entity: Some(acme.clone()), resource: None };
     assert!(!client.balances(&query).await.unwrap().limits.is_empty());
     let query = CapacityQuery { resource: Some("gpt-4".parse().unwrap()) };

@@ -34,7 +34,14 @@ impl Store {
         let id = TokenId::new(id).expect("an id");
         let secret = Secret::generate(&id);
         let scopes = TokenScopes::new([scope]);
-        let token = NewToken { name: id.to_string(), id, namespace: namespace(), scopes, expires_at: None };
+        let token = NewToken {
+            name: id.to_string(),
+            id,
+            namespace: namespace(),
+            scopes,
+            entity: None,
+            expires_at: None,
+        };
         self.limiter.store().create_token(&token, secret.hash(), "test").await.expect("made");
         secret.reveal().to_owned()
     }
