@@ -255,9 +255,9 @@ impl<N: Clone + Send + 'static> Subscription<N> {
                 }
             }
             if let Some(waiting) = &mut self.waiting {
-                let (received, receiver) = ready!(waiting.as_mut().poll(context));
+                let (result, receiver) = ready!(waiting.as_mut().poll(context));
                 (self.waiting, self.receiver) = (None, Some(receiver));
-                match received {
+                match result {
                     Ok(notice) => return Poll::Ready(Some(notice)),
                     Err(RecvError::Lagged(missed)) => self.missed += missed,
                     Err(RecvError::Closed) => return Poll::Ready(None),
