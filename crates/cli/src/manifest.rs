@@ -8,8 +8,8 @@ use std::env;
 use std::path::{Path, PathBuf};
 
 use tidegate::{
-    DeclaredToken, Entity, Expect, Limiter, Manifest, Paging, PolicyChanges, Stamp, Undeclared, Version,
-    Versioned,
+    DeclaredToken, Entity, EntityId, Expect, Limiter, Manifest, Paging, PolicyChanges, Stamp, Undeclared,
+    Version, Versioned,
 };
 use tidegate_core::limit::token::{Token, TokenId};
 use tidegate_server::Secret;
@@ -133,8 +133,8 @@ fn check(declared: &DeclaredToken, stored: &Token) -> Result<(), Failure> {
         format!("its scopes are {}, not {}", stored.scopes, declared.scopes)
     } else if stored.entity != declared.entity {
         let bound =
-            |entity: &Option<EntityId>| entity.as_ref().map_or("none".to_owned(), |id| format!("`{id}`"));
-        format!("its entity is {}, not {}", bound(&stored.entity), bound(&declared.entity))
+            |entity: Option<&EntityId>| entity.map_or_else(|| "none".to_owned(), |id| format!("`{id}`"));
+        format!("its entity is {}, not {}", bound(stored.entity.as_ref()), bound(declared.entity.as_ref()))
     } else if stored.expires_at != declared.expires_at {
         format!("it expires {}, not {}", expires(stored.expires_at), expires(declared.expires_at))
     } else {

@@ -144,15 +144,7 @@ pub(crate) async fn run(args: ServeArgs, shared: SharedArgs, format: Format) -> 
     let manifest = serving.manifest.as_deref().map(|file| ManifestFile::new(file, &opened, &serving));
     let manifest = manifest.transpose()?.map(Arc::new);
     if args.check {
-        if let Some(manifest) = &manifest {
-            manifest.check().await?;
-        }
-        if let Some((listen, settings)) = &serving.proxy {
-            settings.build(*listen, Some(tenants(&limiter(&opened)?, &opened)))?;
-        }
-        let output = Output::new(codec::serving(&addresses, &opened, None));
-        let output = output.line(format!("ready to serve {} on {}", opened.url, addresses.url));
-        return Ok(serving.warning.into_iter().fold(output, Output::line));
+        return check(&serving, &opened, manifest.as_deref(), &addresses).await;
     }
     log(serving.log, serving.log_level);
     if let Some(warning) = serving.warning {
@@ -201,6 +193,24 @@ pub(crate) async fn run(args: ServeArgs, shared: SharedArgs, format: Format) -> 
             "requests in flight did not finish within the drain time: their leases end at their deadlines",
         )),
     }
+}
+
+/// Checks what only serving would find out.
+async fn check(
+    serving: &Serving,
+    opened: &OpenStore,
+    manifest: Option<&ManifestFile>,
+    addresses: &Addresses,
+) -> Result<Output, Failure> {
+    if let Some(manifest) = manifest {
+        manifest.check().await?;
+    }
+    if let Some((listen, settings)) = &serving.proxy {
+        settings.build(*listen, Some(tenants(&limiter(opened)?, opened)))?;
+    }
+    let output = Output::new(codec::serving(addresses, opened, None));
+    let output = output.line(format!("ready to serve {} on {}", opened.url, addresses.url));
+    Ok(serving.warning.into_iter().fold(output, Output::line))
 }
 
 async fn bind_proxy(serving: &Serving) -> Result<Option<(TcpListener, SocketAddr)>, Failure> {

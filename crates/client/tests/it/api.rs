@@ -75,9 +75,11 @@ async fn make_and_revoke_a_token(client: &Client) {
 
 async fn acquire_and_settle_a_call(client: &Client) {
     let call = AcquireCall { tokens: 5, ..AcquireCall::default() };
-    let permit = client.acquire_call(&"openai/gpt-4".parse().unwrap(), &call).await.unwrap().permit;
-    client.settle_call(&permit, &SettleCall { status: Some(200), ..SettleCall::default() }).await.unwrap();
-    assert_eq!(client.upstreams().await.unwrap().upstreams[0].name.to_string(), "openai/gpt-4");
+    let upstream = "openai/gpt-4".parse().expect("a name");
+    let permit = client.acquire_call(&upstream, &call).await.expect("an answer").permit;
+    let settled = SettleCall { status: Some(200), ..SettleCall::default() };
+    client.settle_call(&permit, &settled).await.expect("an answer");
+    assert_eq!(client.upstreams().await.expect("an answer").upstreams[0].name.to_string(), "openai/gpt-4");
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tidegate::{Limiter, Memory, Paging, Policy, Scope, Stamp, Usage, Window};
+use tidegate::{EntityId, Limiter, Memory, Paging, Policy, Scope, Stamp, Usage, Window};
 use tidegate_core::limit::name::Namespace;
 use tidegate_core::limit::token::{NewToken, TokenId, TokenScope, TokenScopes};
 use tidegate_proxy::Tenants;
@@ -31,6 +31,11 @@ impl Store {
 
     /// Creates a token with this scope.
     pub(crate) async fn token(&self, id: &str, scope: TokenScope) -> String {
+        self.bound_token(id, scope, None).await
+    }
+
+    /// Creates a token with this scope, bound to an entity.
+    pub(crate) async fn bound_token(&self, id: &str, scope: TokenScope, entity: Option<&str>) -> String {
         let id = TokenId::new(id).expect("an id");
         let secret = Secret::generate(&id);
         let scopes = TokenScopes::new([scope]);
@@ -39,7 +44,7 @@ impl Store {
             id,
             namespace: namespace(),
             scopes,
-            entity: None,
+            entity: entity.map(|id| EntityId::new(id).expect("an id")),
             expires_at: None,
         };
         self.limiter.store().create_token(&token, secret.hash(), "test").await.expect("made");
