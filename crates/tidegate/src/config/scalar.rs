@@ -149,6 +149,7 @@ impl fmt::Display for Scalar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Text(text) | Self::Untyped(text) => write!(f, "\"{}\"", excerpt(text)),
+            Self::List(texts) if texts.is_empty() => f.write_str("an array"),
             Self::List(texts) => write!(f, "\"{}\"", excerpt(&texts.join(", "))),
             Self::Huge(number) => f.write_str(&excerpt(number)),
             Self::Integer(integer) => integer.fmt(f),

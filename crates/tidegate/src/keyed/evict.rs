@@ -22,8 +22,9 @@ use crate::throttle::Inner;
 const ENTRIES_MAX: usize = 8;
 /// Table slots, most of which may be empty, that one call walks over in a shard.
 const SLOTS_MAX: usize = 64;
-/// Shards that one call searches for space.
-const SHARDS_MAX: usize = 16;
+/// Walks of one call that needs space, from shard to shard and around. Hashes of some keys cluster, so a walk may
+/// meet no entry.
+const WALKS_MAX: usize = 16;
 /// A table shrinks when fewer than one in this many slots are used.
 const SPARSE: usize = 8;
 /// A table of at most this many slots is not worth shrinking.
@@ -63,15 +64,15 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
     pub(super) fn make_space(&self, now: Instant, budget: &mut SweepBudget) -> bool {
         let has_space = || self.keys.load(Ordering::Acquire) < self.options.keys_max;
         let shards = self.shards.len();
-        let mut walked = 0;
+        let mut walks = 0;
         // From where the last search stopped: a shard of keys that must stay does not hide the others.
         while !has_space() {
-            if budget.left == 0 || walked == shards.min(SHARDS_MAX) {
+            if budget.left == 0 || walks == WALKS_MAX {
                 return false;
             }
             let next = self.evictions.next_shard.fetch_add(1, Ordering::Relaxed) % shards;
             self.sweep(next, now, Goal::Space, budget);
-            walked += 1;
+            walks += 1;
         }
         true
     }
