@@ -17,13 +17,14 @@ use crate::slots::AtCapacity;
 use crate::state::State;
 use crate::upstreams::HeldCall;
 
-/// Asks for a permit to call an upstream, which is created on first use: its throttle learns how fast the
-/// upstream may be called. Name one for each quota, such as a provider with a key and a group of models.
+/// Asks for a permit to call an upstream: its throttle learns how fast the upstream may be called. It is created
+/// on first use, unless the server's configuration declares the upstreams. Name one for each quota, such as a provider with a key and a group of models.
 ///
 /// With an entity, a resource and a cost, the limits of that subject are drawn too.
 #[utoipa::path(post, path = "/v1/upstreams/{upstream}/acquire", params(("upstream" = ResourceName, Path)),
     request_body = AcquireCall, responses(
         (status = 200, description = "Make the call, and settle the permit.", body = CallPermit),
+        (status = 404, description = "The configuration declares other upstreams.", body = Problem),
         (status = 429, description = "The upstream would not accept the call in time, or a limit is exceeded.", body = Problem),
     ))]
 pub(super) async fn acquire(
@@ -32,6 +33,10 @@ pub(super) async fn acquire(
     PathParam(upstream): PathParam<ResourceName>,
     JsonBody(body): JsonBody<AcquireCall>,
 ) -> Result<OkJson<CallPermit>, Refusal> {
+    state.upstreams().check(upstream.0.as_str()).map_err(|known| {
+        let detail = format!("the server has no upstream `{upstream}`; its configuration declares: {known}");
+        Refusal::not_found("no-upstream", detail)
+    })?;
     let bounds = state.bounds();
     let deadline = match body.deadline {
         Some(span) => at_most("deadline", span, bounds.lease_deadline_max)?,

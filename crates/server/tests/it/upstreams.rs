@@ -1,6 +1,9 @@
 //! Permits for calls of upstreams.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
+
+use tidegate::{Auto, ResourceName, Throttle};
 
 use crate::kit::codec::json;
 use crate::kit::{ApiResponse, Kit};
@@ -23,6 +26,23 @@ async fn permit_is_settled_once_by_its_token() {
     let upstream = &listed.body["upstreams"][0];
     assert_eq!((upstream["name"].as_str(), upstream["admitted"].as_u64()), (Some("openai/gpt-4"), Some(1)));
     assert_eq!(upstream["in_flight"], 0, "{}", listed.text);
+}
+
+#[tokio::test]
+async fn undeclared_upstream_is_refused() {
+    let limits = Throttle::host().auto_within(Auto::default().rate_max(3.0)).limits().unwrap();
+    let kit =
+        Kit::with_upstreams(BTreeMap::from([(ResourceName::new("openai/gpt-4").unwrap(), limits)])).await;
+    let refused = kit.post("/v1/upstreams/other/acquire", json!({})).await;
+    refused.is_problem(404, "no-upstream", "");
+    assert!(refused.text.contains("declares: openai/gpt-4"), "{}", refused.text);
+    assert_eq!(acquire(&kit, json!({})).await.status, 200);
+    let listed = kit.get("/v1/upstreams").await;
+    assert_eq!(listed.body["upstreams"][0]["rate"], 3.0, "{}", listed.text);
+
+    let refused =
+        Kit::with_upstreams(BTreeMap::new()).await.post("/v1/upstreams/other/acquire", json!({})).await;
+    assert!(refused.text.contains("declares: there are none"), "{}", refused.text);
 }
 
 #[tokio::test]
