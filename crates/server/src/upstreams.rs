@@ -6,7 +6,9 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tidegate::{Cost, Keyed, KeyedSnapshot, Lease, Limits, Outcome, Permit, Refused, ResourceName, Throttle};
+use tidegate::{
+    Cost, KeyView, Keyed, KeyedSnapshot, Lease, Limits, Outcome, Permit, Refused, ResourceName, Throttle,
+};
 use tokio::time::Instant;
 
 /// The most upstreams; further ones share a throttle.
@@ -31,6 +33,7 @@ pub(crate) struct Upstreams {
 /// A call that is not settled.
 #[derive(Debug)]
 pub(crate) struct HeldCall {
+    pub(crate) upstream: ResourceName,
     pub(crate) permit: Permit<'static>,
     /// The limits of a subject that it holds.
     pub(crate) lease: Option<Lease>,
@@ -100,19 +103,24 @@ impl Upstreams {
     }
 
     /// Ends the calls that have expired: they count as ignored, and their leases end by their own deadline.
-    /// Returns how many there were.
-    pub(crate) fn expire(&self) -> usize {
+    /// Returns their upstreams.
+    pub(crate) fn expire(&self) -> Vec<ResourceName> {
         let now = Instant::now();
         let expired: Vec<HeldCall> =
             self.lock().extract_if(|_, call| call.expires_at <= now).map(|(_, call)| call).collect();
-        let count = expired.len();
-        for HeldCall { permit, lease, .. } in expired {
+        let end = |HeldCall { upstream, permit, lease, .. }: HeldCall| {
             permit.settle(Outcome::ignored());
             if let Some(lease) = lease {
                 lease.detach();
             }
-        }
-        count
+            upstream
+        };
+        expired.into_iter().map(end).collect()
+    }
+
+    /// Every upstream, the busiest first.
+    pub(crate) fn all(&self) -> Vec<KeyView<String>> {
+        self.throttles.snapshot(UPSTREAMS_MAX).top
     }
 
     pub(crate) fn snapshot(&self) -> KeyedSnapshot<String> {

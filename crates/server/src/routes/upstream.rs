@@ -64,7 +64,7 @@ pub(super) async fn acquire(
     // A lease that is dropped is cancelled.
     let permit = state.upstreams().acquire(upstream.0.as_str(), body.tokens, left).await;
     let permit = permit.map_err(|refused| refusal(&upstream, refused))?;
-    let call = HeldCall { permit, lease, expires_at: Instant::now() + deadline };
+    let call = HeldCall { upstream: upstream.0, permit, lease, expires_at: Instant::now() + deadline };
     let at_capacity = || Refusal::busy(AtCapacity::Full, bounds.requests_max, caller.token());
     let number = state.upstreams().hold(call).ok_or_else(at_capacity)?;
     let permit = state.lease_key().name(LeaseId::from_number(number), caller.token());
@@ -90,7 +90,8 @@ pub(super) async fn settle(
         Refusal::new(StatusCode::FORBIDDEN, "not-your-permit", "Not allowed", detail)
     })?;
     let gone = || Refusal::not_found("no-permit", "the permit was settled before, or has expired");
-    let HeldCall { permit, lease, .. } = state.upstreams().take(number.number()).ok_or_else(gone)?;
+    let HeldCall { upstream, permit, lease, .. } =
+        state.upstreams().take(number.number()).ok_or_else(gone)?;
     let mut outcome = outcome(&state, &body);
     if let Some(tokens) = body.tokens {
         outcome = outcome.spent(Cost::request().tokens(tokens));
@@ -98,6 +99,7 @@ pub(super) async fn settle(
     if let Some(latency) = body.latency {
         outcome = outcome.took(latency.as_duration());
     }
+    state.meters().call_settled(upstream.as_str(), &outcome);
     permit.settle(outcome);
     if let Some(mut lease) = lease
         && let Err(error) = lease.settle(body.actual.pairs()).await
