@@ -120,7 +120,7 @@ pub(super) async fn settle(
 pub(super) async fn list(With(state): With<State>) -> OkJson<UpstreamList> {
     let view = |view: tidegate::KeyView<String>| {
         let name = view.key.parse().ok()?;
-        let throttle = view.throttle;
+        let (throttle, control) = (&view.throttle, view.throttle.control.as_ref());
         Some(UpstreamState {
             name,
             in_flight: throttle.in_flight,
@@ -128,6 +128,8 @@ pub(super) async fn list(With(state): With<State>) -> OkJson<UpstreamList> {
             admitted: throttle.admitted,
             rate: throttle.rate.map(tidegate::PerSecond::as_f64),
             slots: throttle.slots,
+            quota: control.and_then(|control| control.requests.quota).map(tidegate::PerSecond::as_f64),
+            reason: control.map(|control| control.reason.to_string()),
         })
     };
     let upstreams = state.upstreams().snapshot().top.into_iter().filter_map(view).collect();

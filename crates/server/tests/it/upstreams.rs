@@ -64,6 +64,7 @@ async fn undeclared_upstream_is_refused() {
     assert!(refused.text.contains("declares: openai/gpt-4"), "{}", refused.text);
     assert_eq!(acquire(&kit, json!({})).await.status, 200);
     let listed = kit.get("/v1/upstreams").await;
+    assert_eq!(listed.body["upstreams"][0]["reason"], "probing", "{}", listed.text);
     assert_eq!(listed.body["upstreams"][0]["rate"], 3.0, "{}", listed.text);
 
     let refused =
