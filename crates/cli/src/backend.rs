@@ -56,6 +56,7 @@ pub(crate) struct TokenRequest {
     pub(crate) id: TokenId,
     pub(crate) name: String,
     pub(crate) scopes: TokenScopes,
+    pub(crate) entity: Option<EntityId>,
     pub(crate) expires_at: Option<Stamp>,
     /// Its secret; generated if absent. A server generates it always.
     pub(crate) secret: Option<Secret>,

@@ -314,6 +314,7 @@ fn bare_token(token: &Token) -> Json {
         "name": token.name,
         "namespace": token.namespace.as_str(),
         "scopes": token.scopes.to_string(),
+        "entity": token.entity.as_ref().map(ToString::to_string),
         "created_at": token.created_at.to_string(),
         "created_by": token.created_by,
         "expires_at": token.expires_at.map(|at| at.to_string()),

@@ -8,8 +8,8 @@ use std::env;
 use std::path::{Path, PathBuf};
 
 use tidegate::{
-    DeclaredToken, Entity, Expect, Limiter, Manifest, Paging, PolicyChanges, Stamp, Undeclared, Version,
-    Versioned,
+    DeclaredToken, Entity, EntityId, Expect, Limiter, Manifest, Paging, PolicyChanges, Stamp, Undeclared,
+    Version, Versioned,
 };
 use tidegate_core::limit::token::{Token, TokenId};
 use tidegate_server::Secret;
@@ -85,8 +85,9 @@ impl ManifestChanges {
         let mut version = backend.apply(&self.policies).await?;
         let mut tokens = Vec::with_capacity(secrets.len());
         for (token, secret) in self.tokens.iter().cloned().zip(secrets) {
-            let DeclaredToken { id, name, scopes, expires_at, .. } = token;
-            let made = backend.create_token(TokenRequest { id, name, scopes, expires_at, secret }).await?;
+            let DeclaredToken { id, name, scopes, entity, expires_at, .. } = token;
+            let request = TokenRequest { id, name, scopes, entity, expires_at, secret };
+            let made = backend.create_token(request).await?;
             version = version.max(made.token.version);
             tokens.push(made);
         }
@@ -130,6 +131,10 @@ fn check(declared: &DeclaredToken, stored: &Token) -> Result<(), Failure> {
         "it was revoked".to_owned()
     } else if stored.scopes != declared.scopes {
         format!("its scopes are {}, not {}", stored.scopes, declared.scopes)
+    } else if stored.entity != declared.entity {
+        let bound =
+            |entity: Option<&EntityId>| entity.map_or_else(|| "none".to_owned(), |id| format!("`{id}`"));
+        format!("its entity is {}, not {}", bound(stored.entity.as_ref()), bound(declared.entity.as_ref()))
     } else if stored.expires_at != declared.expires_at {
         format!("it expires {}, not {}", expires(stored.expires_at), expires(declared.expires_at))
     } else {

@@ -199,9 +199,9 @@ impl Backend for InProcess {
     }
 
     async fn create_token(&self, wanted: TokenRequest) -> Result<CreatedToken, Failure> {
-        let TokenRequest { id, name, scopes, expires_at, secret } = wanted;
+        let TokenRequest { id, name, scopes, entity, expires_at, secret } = wanted;
         let secret = secret.unwrap_or_else(|| Secret::generate(&id));
-        let new = NewToken { id, name, namespace: self.namespace.clone(), scopes, expires_at };
+        let new = NewToken { id, name, namespace: self.namespace.clone(), scopes, entity, expires_at };
         match self.try_call(self.store.create_token(&new, secret.hash(), &self.actor)).await {
             Ok(token) => Ok(CreatedToken { token, secret: secret.reveal().to_owned() }),
             Err(StoreError::Stale { .. }) => Err(Failure::token_taken(&new.id)),

@@ -403,6 +403,7 @@ mod tests {
             name: "ci".to_owned(),
             namespace: name::Namespace::new("default").unwrap(),
             scopes: token::TokenScopes::new([token::TokenScope::Read]),
+            entity: None,
             created_at: Stamp::from_secs(5),
             created_by: "ops".to_owned(),
             expires_at: None,

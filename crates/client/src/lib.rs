@@ -24,6 +24,7 @@
 //! #     id,
 //! #     namespace: Namespace::new("default")?,
 //! #     scopes: TokenScopes::new(TokenScope::ALL),
+//! #     entity: None,
 //! #     expires_at: None,
 //! # };
 //! # tidegate::store::Tokens::create_token(limiter.store(), &new, secret.hash(), "docs").await?;

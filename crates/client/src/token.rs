@@ -8,7 +8,7 @@ use tidegate_core::limit::token;
 
 use crate::policy::Version;
 use crate::response::InvalidResponse;
-use crate::text::Time;
+use crate::text::{EntityId, Time};
 pub use crate::text::{TokenId, TokenScopes};
 
 wire! {
@@ -22,6 +22,9 @@ wire! {
         pub name: Option<String>,
         /// Its scopes: some of `acquire`, `read` and `admin`, separated by commas.
         pub scopes: TokenScopes,
+        /// Binds it to this entity and its descendants, without the scope `admin`; by default it is valid for all.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub entity: Option<EntityId>,
         /// When it expires; without it, it is valid until revoked.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub expires_at: Option<Time>,
@@ -38,6 +41,9 @@ wire! {
         pub namespace: String,
         /// Its scopes.
         pub scopes: TokenScopes,
+        /// The entity that it is bound to with its descendants; without it, it is valid for all.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub entity: Option<EntityId>,
         /// When it was created.
         pub created_at: Time,
         /// Who created it.
@@ -83,6 +89,7 @@ impl From<&token::Token> for Token {
             name: token.name.clone(),
             namespace: token.namespace.to_string(),
             scopes: token.scopes.into(),
+            entity: token.entity.clone().map(EntityId),
             created_at: token.created_at.into(),
             created_by: token.created_by.clone(),
             expires_at: token.expires_at.map(Time),
@@ -107,6 +114,7 @@ impl TryFrom<Token> for token::Token {
             name: wire.name,
             namespace: Namespace::new(&wire.namespace).map_err(InvalidResponse::of("namespace"))?,
             scopes: wire.scopes.0,
+            entity: wire.entity.map(|entity| entity.0),
             created_at: wire.created_at.0,
             created_by: wire.created_by,
             expires_at: wire.expires_at.map(|at| at.0),
@@ -117,7 +125,7 @@ impl TryFrom<Token> for token::Token {
 
 #[cfg(test)]
 mod tests {
-    use tidegate_core::limit::policy;
+    use tidegate_core::limit::{name, policy};
     use tidegate_core::time::Stamp;
 
     use super::*;
@@ -129,6 +137,7 @@ mod tests {
             name: "the build".to_owned(),
             namespace: Namespace::new("prod").unwrap(),
             scopes: token::TokenScopes::new([token::TokenScope::Read]),
+            entity: name::EntityId::new("acme").ok(),
             created_at: Stamp::from_secs(5),
             created_by: "ops".to_owned(),
             expires_at: Some(Stamp::from_secs(9)),

@@ -23,6 +23,7 @@ fn seconds<S: Serializer>(span: &Duration, serializer: S) -> Result<S::Ok, S::Er
     serializer.serialize_f64(span.as_secs_f64())
 }
 
+#[expect(clippy::ref_option, reason = "serde passes the field by reference")]
 fn maybe_seconds<S: Serializer>(span: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
     span.map(|span| span.as_secs_f64()).serialize(serializer)
 }

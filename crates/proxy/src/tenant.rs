@@ -120,9 +120,12 @@ impl Tenants {
     }
 }
 
-/// The entity that a token draws for: the one with the token's id.
+/// The entity that a token draws for: the one it is bound to, else the one with the token's id.
 fn entity_of(token: &Token) -> Result<EntityId, Refusal> {
-    EntityId::new(token.id.as_str()).map_err(|error| Refusal::forbidden(error.to_string()))
+    match &token.entity {
+        Some(entity) => Ok(entity.clone()),
+        None => EntityId::new(token.id.as_str()).map_err(|error| Refusal::forbidden(error.to_string())),
+    }
 }
 
 impl TenantLease {

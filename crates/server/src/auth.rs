@@ -8,6 +8,8 @@ use axum::http::request::Parts;
 use axum::http::{Extensions, HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use tidegate_core::limit::entity::LEVELS_MAX;
+use tidegate_core::limit::name::EntityId;
 use tidegate_core::limit::token::{Token, TokenId, TokenScope, TokenState};
 
 use crate::meters::RouteMeters;
@@ -32,6 +34,9 @@ impl RouteGuard {
     /// afterwards.
     async fn admit(&self, request: &mut Request, scope: TokenScope) -> Result<Slot, Refusal> {
         let caller = self.state.authenticate(request.headers(), request.extensions(), scope).await?;
+        if caller.bound_to().is_some() && !self.route.is_of_one_entity() {
+            return Err(caller.not_its_entity("and this concerns others"));
+        }
         let slot = self.state.enter(caller.token(), self.route.has_reserve())?;
         request.extensions_mut().insert(caller);
         Ok(slot)
@@ -60,6 +65,41 @@ impl Caller {
         }
         let detail = format!("the token `{id}` lacks the scope `{scope}`, which {what} needs");
         Err(Refusal::new(StatusCode::FORBIDDEN, "scope", "Not allowed", detail))
+    }
+
+    /// The entity that its token is bound to, if any.
+    pub(crate) fn bound_to(&self) -> Option<&EntityId> {
+        self.stored.token.entity.as_ref()
+    }
+
+    /// Fails if the token is bound to another entity, and not to an ancestor of this one.
+    pub(crate) async fn may_use(&self, state: &State, entity: &EntityId) -> Result<(), Refusal> {
+        let Some(bound) = self.bound_to().filter(|bound| *bound != entity) else { return Ok(()) };
+        let mut below = entity.clone();
+        for _ in 0..LEVELS_MAX {
+            let found = state.query(state.store().get(&below)).await?;
+            match found.as_ref().and_then(|found| found.value.parent_id()) {
+                Some(parent) if parent == bound => return Ok(()),
+                Some(parent) => below = parent.clone(),
+                None => break,
+            }
+        }
+        Err(self.not_its_entity(&format!("not to `{entity}`")))
+    }
+
+    /// Fails if the token is bound to an entity, and the request names none of that entity's.
+    pub(crate) async fn may_read(&self, state: &State, entity: Option<&EntityId>) -> Result<(), Refusal> {
+        match entity {
+            Some(entity) => self.may_use(state, entity).await,
+            None if self.bound_to().is_none() => Ok(()),
+            None => Err(self.not_its_entity("and the request names none")),
+        }
+    }
+
+    pub(crate) fn not_its_entity(&self, why: &str) -> Refusal {
+        let (id, bound) = (self.token(), self.bound_to().map_or("", EntityId::as_str));
+        let detail = format!("the token `{id}` is bound to the entity `{bound}` and its descendants, {why}");
+        Refusal::new(StatusCode::FORBIDDEN, "entity", "Not allowed", detail)
     }
 
     /// The caller's name in the audit log.

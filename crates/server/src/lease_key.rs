@@ -54,6 +54,7 @@ impl LeaseKey {
             name: "the key that leases are named with; nobody holds it".to_owned(),
             namespace: namespace.clone(),
             scopes: TokenScopes::new([TokenScope::Acquire]),
+            entity: None,
             expires_at: None,
         };
         match store.create_token(&token, &hash, "tidegate").await {

@@ -22,7 +22,7 @@ const ALWAYS: [(&str, &str); 6] = [
     ("401", "No token, or an invalid one."),
     (
         "403",
-        "The token lacks the scope, is for another namespace, or does not own the lease; or the entity is disabled.",
+        "The token lacks the scope, is for another namespace or entity, or does not own the lease; or the entity is disabled.",
     ),
     ("422", "A field is invalid or out of bounds."),
     ("500", "Internal error; see the server's log."),

@@ -251,9 +251,7 @@ impl Server {
             // Envoy treats errors as an allow by default, so calls already on their way still get a verdict.
             let _ = timeout(STOP_GRACE.min(bounds.drain_time), &mut proxies).await;
             drop(draining);
-            state.limiter().close();
-            state.upstreams().close();
-            state.events().close();
+            state.close();
             let drained = async {
                 drain_connections(graceful, http).await;
                 if !proxies.is_terminated() {

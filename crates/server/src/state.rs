@@ -209,6 +209,13 @@ impl State {
         self.0.up_since
     }
 
+    /// Refuses all waiting and new calls of the limiter and the upstreams, and ends the event streams.
+    pub(crate) fn close(&self) {
+        self.limiter().close();
+        self.upstreams().close();
+        self.events().close();
+    }
+
     pub(crate) fn upstreams(&self) -> &Upstreams {
         &self.0.upstreams
     }

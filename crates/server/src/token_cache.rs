@@ -213,6 +213,7 @@ mod tests {
             name: name.to_owned(),
             namespace: Namespace::new("default").expect("valid"),
             scopes: TokenScopes::new([TokenScope::Read]),
+            entity: None,
             expires_at: None,
         };
         store.create_token(&token, secret.hash(), "test").await.expect("made");

@@ -171,6 +171,8 @@ struct TokenText<'a> {
     namespace: Cow<'a, str>,
     #[serde(borrow)]
     scopes: Vec<Cow<'a, str>>,
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    entity: Option<Cow<'a, str>>,
     created_at: u64,
     #[serde(borrow)]
     created_by: Cow<'a, str>,
@@ -355,6 +357,7 @@ impl<'a> TokenText<'a> {
             name: Cow::Borrowed(&token.name),
             namespace: Cow::Borrowed(token.namespace.as_str()),
             scopes: token.scopes.iter().map(|scope| Cow::Borrowed(scope.as_str())).collect(),
+            entity: token.entity.as_ref().map(|entity| Cow::Borrowed(entity.as_str())),
             created_at: token.created_at.as_micros(),
             created_by: Cow::Borrowed(&token.created_by),
             expires_at: token.expires_at.map(Stamp::as_micros),
@@ -369,6 +372,7 @@ impl<'a> TokenText<'a> {
             name: self.name.into_owned(),
             namespace: Namespace::new(&self.namespace).map_err(message)?,
             scopes: scopes.map_err(message)?,
+            entity: self.entity.map(|entity| EntityId::new(&entity)).transpose().map_err(message)?,
             created_at: Stamp::from_micros(self.created_at),
             created_by: self.created_by.into_owned(),
             expires_at: self.expires_at.map(Stamp::from_micros),

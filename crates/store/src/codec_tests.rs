@@ -151,7 +151,8 @@ fn same_levels(back: &Levels, was: &Levels) {
 }
 
 fn names() -> impl Strategy<Value = String> {
-    "[^#$\\p{Cc}][^#\\p{Cc}]{0,20}".prop_filter("reserved", |name| EntityId::new(name).is_ok())
+    "[^#$\\p{Cc}][^#\\p{Cc}]{0,20}"
+        .prop_filter("reserved", |name| EntityId::new(name).is_ok_and(|id| id.as_str() == name))
 }
 
 fn limits() -> impl Strategy<Value = Limit> {
@@ -221,18 +222,23 @@ prop_compose! {
 fn tokens() -> impl Strategy<Value = Token> {
     let times = (any::<u64>(), any::<Option<u64>>(), any::<Option<u64>>());
     let parts = ("[a-zA-Z0-9_.-]{1,64}", any::<String>(), names(), prop::collection::vec(0..3_usize, 0..4));
-    (parts, times, any::<String>())
+    (parts, times, any::<String>(), prop::option::of(names()))
         .prop_filter("a reserved name", |(parts, ..)| TokenId::new(&parts.0).is_ok())
-        .prop_map(|((id, name, namespace, scopes), (created_at, expires_at, revoked_at), created_by)| Token {
-            id: TokenId::new(&id).unwrap(),
-            name,
-            namespace: Namespace::new(&namespace).unwrap(),
-            scopes: scopes.into_iter().map(|scope| TokenScope::ALL[scope]).collect(),
-            created_at: Stamp::from_micros(created_at),
-            created_by,
-            expires_at: expires_at.map(Stamp::from_micros),
-            revoked_at: revoked_at.map(Stamp::from_micros),
-        })
+        .prop_map(
+            |((id, name, namespace, scopes), (created_at, expires_at, revoked_at), created_by, entity)| {
+                Token {
+                    entity: entity.map(|entity| EntityId::new(&entity).unwrap()),
+                    id: TokenId::new(&id).unwrap(),
+                    name,
+                    namespace: Namespace::new(&namespace).unwrap(),
+                    scopes: scopes.into_iter().map(|scope| TokenScope::ALL[scope]).collect(),
+                    created_at: Stamp::from_micros(created_at),
+                    created_by,
+                    expires_at: expires_at.map(Stamp::from_micros),
+                    revoked_at: revoked_at.map(Stamp::from_micros),
+                }
+            },
+        )
 }
 
 fn changes() -> impl Strategy<Value = Change> {

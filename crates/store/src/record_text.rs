@@ -140,6 +140,7 @@ mod tests {
             name: "ci".to_owned(),
             namespace: tidegate_core::limit::name::Namespace::new("prod").unwrap(),
             scopes: TokenScopes::new([TokenScope::Acquire]),
+            entity: None,
             expires_at: None,
         };
         let token = Token::made(&new, Stamp::from_secs(9), "root");

@@ -241,9 +241,9 @@ impl<N: Clone + Send + 'static> Subscription<N> {
                 let received = receiver.try_recv();
                 match received {
                     Err(TryRecvError::Empty) => {
-                        let next = async move { (receiver.recv().await, receiver) };
+                        let waiting = async move { (receiver.recv().await, receiver) };
                         // The callers take part in cooperative scheduling.
-                        self.waiting = Some(Box::pin(coop::unconstrained(next)));
+                        self.waiting = Some(Box::pin(coop::unconstrained(waiting)));
                         continue;
                     }
                     _ => self.receiver = Some(receiver),
@@ -255,9 +255,9 @@ impl<N: Clone + Send + 'static> Subscription<N> {
                 }
             }
             if let Some(waiting) = &mut self.waiting {
-                let (received, receiver) = ready!(waiting.as_mut().poll(context));
+                let (next, receiver) = ready!(waiting.as_mut().poll(context));
                 (self.waiting, self.receiver) = (None, Some(receiver));
-                match received {
+                match next {
                     Ok(notice) => return Poll::Ready(Some(notice)),
                     Err(RecvError::Lagged(missed)) => self.missed += missed,
                     Err(RecvError::Closed) => return Poll::Ready(None),

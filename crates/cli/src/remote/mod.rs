@@ -351,14 +351,19 @@ impl Backend for Remote {
     }
 
     async fn create_token(&self, request: TokenRequest) -> Result<CreatedToken, Failure> {
-        let TokenRequest { id, name, scopes, expires_at, secret } = request;
+        let TokenRequest { id, name, scopes, entity, expires_at, secret } = request;
         if secret.is_some() {
             let what = format!("the token `{id}` has a secret, and a server generates those of its tokens");
             return Err(Failure::usage(what).next("create it at the store, with --store URL"));
         }
         let expires_at = expires_at.map(wire::Time);
-        let put =
-            wire::PutToken { id: id.clone().into(), name: Some(name), scopes: scopes.into(), expires_at };
+        let put = wire::PutToken {
+            id: id.clone().into(),
+            name: Some(name),
+            scopes: scopes.into(),
+            entity: entity.map(Into::into),
+            expires_at,
+        };
         match self.client.create_token(&put).await {
             Err(ClientError::Problem { problem, .. }) if problem.is("stale") => {
                 Err(Failure::token_taken(&id))

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{env, fs};
 use tidegate_core::duration::Period;
+use tidegate_core::limit::rule::Rule;
 
 use clap::{Args, Subcommand};
 use tidegate::store::{Listing, PolicyChange};
@@ -189,7 +190,10 @@ async fn set(backend: &impl Backend, args: SetArgs) -> Result<Output, Failure> {
 
 /// What a limit for many subjects counts, and how it becomes a total, for readers who expect one.
 fn pooling_hint(scope: &Scope, policy: &Policy) -> Option<String> {
-    let rule = policy.rules().iter().find(|rule| rule.across().is_none())?;
+    let rules = policy.rules();
+    let is_alone =
+        |rule: &Rule| rules.iter().all(|other| other.across().is_none() || other.name() != rule.name());
+    let rule = rules.iter().find(|rule| rule.across().is_none() && is_alone(rule))?;
     let (counted, across, pool) = match scope {
         Scope::System => ("each entity on each resource", "both", "all entities on all resources"),
         Scope::Resource(_) => ("each entity", "entities", "all entities"),

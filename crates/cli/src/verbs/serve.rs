@@ -149,15 +149,7 @@ pub(crate) async fn run(args: ServeArgs, shared: SharedArgs, format: Format) -> 
     let manifest = serving.manifest.as_deref().map(|file| ManifestFile::new(file, &opened, &serving));
     let manifest = manifest.transpose()?.map(Arc::new);
     if args.check {
-        if let Some(manifest) = &manifest {
-            manifest.check().await?;
-        }
-        if let Some((listen, settings)) = &serving.proxy {
-            settings.build(*listen, Some(tenants(&limiter(&opened)?, &opened)))?;
-        }
-        let output = Output::new(codec::serving(&addresses, &opened, None));
-        let output = output.line(format!("ready to serve {} on {}", opened.url, addresses.url));
-        return Ok(serving.warning.into_iter().fold(output, Output::line));
+        return check(&serving, &opened, manifest.as_deref(), &addresses).await;
     }
     log(serving.log, serving.log_level);
     if let Some(warning) = serving.warning {
@@ -206,6 +198,24 @@ pub(crate) async fn run(args: ServeArgs, shared: SharedArgs, format: Format) -> 
             "requests in flight did not finish within the drain time: their leases end at their deadlines",
         )),
     }
+}
+
+/// Checks what only serving would find out.
+async fn check(
+    serving: &Serving,
+    opened: &OpenStore,
+    manifest: Option<&ManifestFile>,
+    addresses: &Addresses,
+) -> Result<Output, Failure> {
+    if let Some(manifest) = manifest {
+        manifest.check().await?;
+    }
+    if let Some((listen, settings)) = &serving.proxy {
+        settings.build(*listen, Some(tenants(&limiter(opened)?, opened)))?;
+    }
+    let output = Output::new(codec::serving(addresses, opened, None));
+    let output = output.line(format!("ready to serve {} on {}", opened.url, addresses.url));
+    Ok(serving.warning.into_iter().fold(output, Output::line))
 }
 
 async fn bind_proxy(serving: &Serving) -> Result<Option<(TcpListener, SocketAddr)>, Failure> {
@@ -355,7 +365,7 @@ async fn first_token(
         let secret = Secret::generate(&id);
         let scopes = TokenScopes::new(TokenScope::ALL);
         let name = "made by serve".to_owned();
-        let new = NewToken { id, name, namespace: namespace.clone(), scopes, expires_at: None };
+        let new = NewToken { id, name, namespace: namespace.clone(), scopes, entity: None, expires_at: None };
         match store.create_token(&new, secret.hash(), actor).await {
             // The id is taken: by a revoked or expired token, or at this moment by another server.
             Err(tidegate::StoreError::Stale { .. }) => {}

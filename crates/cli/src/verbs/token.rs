@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 use tidegate::store::Page;
-use tidegate::{Stamp, Versioned};
+use tidegate::{EntityId, Stamp, Versioned};
 use tidegate_core::limit::token::{Token, TokenId, TokenScopes, TokenState};
 
 use super::listed;
@@ -49,6 +49,9 @@ pub(crate) struct CreateArgs {
     /// The scopes: acquire, read or admin, separated by commas
     #[arg(long, value_parser = scopes)]
     scopes: TokenScopes,
+    /// Bind it to this entity and its descendants, without the scope admin [default: all entities]
+    #[arg(long, value_name = "ID", value_parser = parse::entity)]
+    entity: Option<EntityId>,
     /// A display name [default: the id]
     #[arg(long)]
     name: Option<String>,
@@ -86,8 +89,14 @@ pub(crate) async fn run(backend: &impl Backend, verb: TokenVerb) -> Result<Outpu
 
 async fn create(backend: &impl Backend, args: CreateArgs) -> Result<Output, Failure> {
     let name = args.name.unwrap_or_else(|| args.id.to_string());
-    let request =
-        TokenRequest { id: args.id, name, scopes: args.scopes, expires_at: args.expires, secret: None };
+    let request = TokenRequest {
+        id: args.id,
+        name,
+        scopes: args.scopes,
+        entity: args.entity,
+        expires_at: args.expires,
+        secret: None,
+    };
     let made = backend.create_token(request).await?;
     let json = codec::made_token(&made);
     // Alone on the first line, for `| head -1`.
@@ -105,7 +114,10 @@ fn list(page: &Page<Versioned<Token>>, now: Stamp) -> Output {
         let cells = [
             token.id.to_string(),
             token.name.clone(),
-            token.scopes.to_string(),
+            token
+                .entity
+                .as_ref()
+                .map_or_else(|| token.scopes.to_string(), |entity| format!("{} of {entity}", token.scopes)),
             state.to_owned(),
             token.expires_at.map_or_else(|| "never".to_owned(), format::time),
             format::time(token.created_at),

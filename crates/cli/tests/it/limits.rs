@@ -124,6 +124,8 @@ fn total_that_its_scope_does_not_cover_is_refused() {
         let sentence = "`usd` counts each resource separately; for one total of all resources, write \
                         usd:10/day,across=resources\n";
         assert!(hint.ends_with(sentence), "{hint}");
+        let both = fixture.ok("limits set entity acme usd:1/day usd:10/day,across=resources");
+        assert!(both.ends_with("written at version 4\n"), "a limit beside its total needs no hint: {both}");
     }
 }
 

@@ -371,7 +371,9 @@ fn two_first_starts_create_one_admin_token() {
         let tokens = thread::scope(|scope| {
             let servers = [scope.spawn(start), scope.spawn(start)].map(|server| server.join().unwrap());
             let tokens = servers.iter().filter(|server| server.token().is_some()).count();
-            servers.into_iter().for_each(|server| drop(server.stop()));
+            for server in servers {
+                drop(server.stop());
+            }
             tokens
         });
         assert_eq!(tokens, 1);

@@ -60,6 +60,7 @@ fn tokens_are_listed_with_state_and_stay_revoked() {
     let fields = [
         "created_at",
         "created_by",
+        "entity",
         "expires_at",
         "id",
         "name",

@@ -63,6 +63,7 @@ async fn make_and_revoke_a_token(client: &Client) {
         id: "cd".parse().expect("valid"),
         name: None,
         scopes: "read".parse().expect("valid"),
+        entity: None,
         expires_at: None,
     };
     let made = client.create_token(&put).await.expect("an answer");
@@ -70,6 +71,15 @@ async fn make_and_revoke_a_token(client: &Client) {
     let tokens = client.tokens(&PageQuery::default()).await.expect("an answer").items;
     assert_eq!(tokens.iter().filter(|token| token.id == put.id).count(), 1);
     client.revoke_token(&put.id, &RemoveQuery::default()).await.expect("an answer");
+}
+
+async fn acquire_and_settle_a_call(client: &Client) {
+    let call = AcquireCall { tokens: 5, ..AcquireCall::default() };
+    let upstream = "openai/gpt-4".parse().expect("a name");
+    let permit = client.acquire_call(&upstream, &call).await.expect("an answer").permit;
+    let settled = SettleCall { status: Some(200), ..SettleCall::default() };
+    client.settle_call(&permit, &settled).await.expect("an answer");
+    assert_eq!(client.upstreams().await.expect("an answer").upstreams[0].name.to_string(), "openai/gpt-4");
 }
 
 #[tokio::test]
@@ -115,10 +125,7 @@ async fn every_server_route_has_a_client_function() {
     client.cancel_lease(&granted.lease, &Cancel { step: 1 }).await.unwrap();
     let spend = Spend::new(acme.clone(), "gpt-4".parse().unwrap(), cost(&[("tpm", 5)]));
     client.spend(&spend).await.unwrap();
-    let call = AcquireCall { tokens: 5, ..AcquireCall::default() };
-    let permit = client.acquire_call(&"openai/gpt-4".parse().unwrap(), &call).await.unwrap().permit;
-    client.settle_call(&permit, &SettleCall { status: Some(200), ..SettleCall::default() }).await.unwrap();
-    assert_eq!(client.upstreams().await.unwrap().upstreams[0].name.to_string(), "openai/gpt-4");
+    acquire_and_settle_a_call(&client).await;
     let query = BalanceQuery { entity: Some(acme.clone()), resource: None };
     assert!(!client.balances(&query).await.unwrap().limits.is_empty());
     let query = CapacityQuery { resource: Some("gpt-4".parse().unwrap()) };

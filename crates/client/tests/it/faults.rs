@@ -66,8 +66,13 @@ async fn draws_are_retried_with_same_request_id() {
 #[tokio::test]
 async fn non_idempotent_calls_are_not_retried() {
     let id: EntityId = "acme".parse().unwrap();
-    let put =
-        PutToken { id: "ci".parse().unwrap(), name: None, scopes: "read".parse().unwrap(), expires_at: None };
+    let put = PutToken {
+        id: "ci".parse().unwrap(),
+        name: None,
+        scopes: "read".parse().unwrap(),
+        entity: None,
+        expires_at: None,
+    };
     for loss in losses() {
         let upstream = Upstream::new(None, std::iter::repeat_n(loss.clone(), 4)).await;
         let client = upstream.builder().build().unwrap();

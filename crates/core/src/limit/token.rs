@@ -9,7 +9,7 @@ use std::str::FromStr;
 use thiserror::Error;
 
 use crate::excerpt::excerpt;
-use crate::limit::name::{LIMIT_NAME_MAX, LimitName, Namespace};
+use crate::limit::name::{EntityId, LIMIT_NAME_MAX, LimitName, Namespace};
 use crate::time::Stamp;
 
 /// The maximum length of a token's display name, in bytes.
@@ -189,6 +189,8 @@ pub struct NewToken {
     pub namespace: Namespace,
     /// Its scopes.
     pub scopes: TokenScopes,
+    /// The entity that it is bound to with its descendants; `None` for all entities.
+    pub entity: Option<EntityId>,
     /// When it expires; `None` for never.
     pub expires_at: Option<Stamp>,
 }
@@ -205,6 +207,9 @@ impl NewToken {
         }
         if self.scopes.is_empty() {
             return Err(InvalidToken::NoScope { id: id.clone() });
+        }
+        if let Some(entity) = self.entity.clone().filter(|_| self.scopes.has(TokenScope::Admin)) {
+            return Err(InvalidToken::BoundAdmin { id: id.clone(), entity });
         }
         match self.expires_at {
             Some(expires_at) if expires_at <= now => {
@@ -226,6 +231,8 @@ pub struct Token {
     pub namespace: Namespace,
     /// Its scopes.
     pub scopes: TokenScopes,
+    /// The entity that it is bound to with its descendants; `None` for all entities.
+    pub entity: Option<EntityId>,
     /// When it was created.
     pub created_at: Stamp,
     /// Who created it.
@@ -250,9 +257,9 @@ pub enum TokenState {
 impl Token {
     /// The requested token, created at `now` by `actor`.
     pub fn made(new: &NewToken, now: Stamp, actor: &str) -> Self {
-        let NewToken { id, name, namespace, scopes, expires_at } = new.clone();
+        let NewToken { id, name, namespace, scopes, entity, expires_at } = new.clone();
         let (created_at, created_by) = (now, actor.to_owned());
-        Self { id, name, namespace, scopes, created_at, created_by, expires_at, revoked_at: None }
+        Self { id, name, namespace, scopes, entity, created_at, created_by, expires_at, revoked_at: None }
     }
 
     /// The state at `now`. A revoked token stays revoked.
@@ -295,6 +302,14 @@ pub enum InvalidToken {
         /// The token.
         id: TokenId,
     },
+    /// It is bound to an entity, and would change those of others.
+    #[error("the token `{id}` is bound to the entity `{entity}`, so it cannot have the scope admin")]
+    BoundAdmin {
+        /// The token.
+        id: TokenId,
+        /// The entity.
+        entity: EntityId,
+    },
     /// A scope is unknown.
     #[error("`{text}` is not a token scope: expected acquire, read or admin")]
     Scope {
@@ -325,6 +340,7 @@ mod tests {
             name: "the build".to_owned(),
             namespace: Namespace::new("default").expect("valid"),
             scopes: TokenScopes::new([TokenScope::Read, TokenScope::Acquire]),
+            entity: None,
             expires_at: Some(NOW + std::time::Duration::from_secs(60)),
         }
     }
@@ -343,6 +359,10 @@ mod tests {
             (NewToken { scopes: TokenScopes::new([]), ..new_token() }, "the token `ci-7` has no scope"),
             (NewToken { expires_at: Some(NOW), ..new_token() }, "which is not after now"),
         ];
+        let entity = EntityId::new("acme").ok();
+        let admin = NewToken { entity, scopes: TokenScopes::new(TokenScope::ALL), ..new_token() };
+        let sentence = "the token `ci-7` is bound to the entity `acme`, so it cannot have the scope admin";
+        assert_eq!(admin.check(NOW).unwrap_err().to_string(), sentence);
         for (token, sentence) in table {
             let error = token.check(NOW).unwrap_err().to_string();
             assert!(error.contains(sentence), "{error}");

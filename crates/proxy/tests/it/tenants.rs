@@ -38,6 +38,19 @@ async fn usage_of_a_tenant_is_what_the_upstream_counted() {
 }
 
 #[tokio::test]
+async fn bound_token_draws_for_its_entity() {
+    let store = Store::new(&["requests:1/day"]).await;
+    let upstream = upstream("openai", mock("openai", |_| {}).await).key("sk-real");
+    let through = start(proxy(&[upstream], Some(store.tenants()))).await;
+    for (id, status) in [("ci-1", 200), ("ci-2", 429)] {
+        let token = store.bound_token(id, TokenScope::Acquire, Some("acme")).await;
+        let caller = Caller::new(through).with("authorization", &format!("Bearer {token}"));
+        let answer = caller.begin("POST", "/openai/v1/responses", BODY).await;
+        assert_eq!(answer.status().as_u16(), status, "both draw from the limit of acme");
+    }
+}
+
+#[tokio::test]
 async fn refusal_by_a_limit_names_it_in_the_format_of_the_provider() {
     let store = Store::new(&["requests:1/day"]).await;
     let token = store.token("acme", TokenScope::Acquire).await;

@@ -123,6 +123,10 @@ impl Decider {
     /// Authenticates a call by the token in its metadata or its certificate, as over HTTP, and takes a slot.
     async fn admit(&self, metadata: &HeaderMap, extensions: &Extensions) -> Result<Slot, Refusal> {
         let caller = self.state.authenticate(metadata, extensions, TokenScope::Acquire).await?;
+        // A rule may map a descriptor to any entity.
+        if caller.bound_to().is_some() {
+            return Err(caller.not_its_entity("and Envoy's rules concern others"));
+        }
         let slot = self.running.take(caller.token());
         slot.map_err(|at| self.state.busy(at, self.running.max(), caller.token()))
     }

@@ -82,6 +82,7 @@ pub(super) async fn spend(
     let has_own_limits = !body.limits.is_empty();
     let limits = call_limits(&caller, body.limits)?;
     let subject = (&body.entity, &body.resource);
+    caller.may_use(&state, &body.entity.0).await?;
     log_request(subject, &cost, has_own_limits);
     let request = request(&state, &caller, subject, &cost, body.id.as_ref()).limits(limits);
     let began = Instant::now();
@@ -104,6 +105,7 @@ async fn draw(state: &State, caller: &Caller, body: Acquire) -> Result<(Granted,
     let has_own_limits = !body.limits.is_empty();
     let limits = call_limits(caller, body.limits)?;
     let subject = (&body.entity, &body.resource);
+    caller.may_use(state, &body.entity.0).await?;
     log_request(subject, &cost, has_own_limits);
     let request = request(state, caller, subject, &cost, body.id.as_ref()).limits(limits).deadline(deadline);
     let began = Instant::now();

@@ -28,8 +28,10 @@ pub(super) async fn list(
 ))]
 pub(super) async fn get(
     With(state): With<State>,
+    caller: Caller,
     PathParam(id): PathParam<EntityId>,
 ) -> Result<OkJson<Entity>, Refusal> {
+    caller.may_use(&state, &id.0).await?;
     match state.query(state.store().get(&id.0)).await? {
         Some(entity) => Ok(OkJson(Entity::new(&entity.value, Some(entity.version)))),
         None => Err(Refusal::not_found("no-entity", format!("there is no entity `{id}`"))),
@@ -79,13 +81,15 @@ pub(super) async fn delete(
     ))]
 pub(super) async fn children(
     With(state): With<State>,
+    caller: Caller,
     PathParam(id): PathParam<EntityId>,
     QueryParams(query): QueryParams<PageQuery>,
 ) -> Result<OkJson<EntityPage>, Refusal> {
+    caller.may_use(&state, &id.0).await?;
     let page = state.query(state.store().children(&id.0, &paging(query.after, query.max)?)).await?;
     if page.items.is_empty() {
         // Distinguish an entity without children from a missing one.
-        get(With(state), PathParam(id)).await?;
+        get(With(state), caller, PathParam(id)).await?;
     }
     Ok(to_page(page))
 }

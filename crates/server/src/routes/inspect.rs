@@ -20,11 +20,13 @@ use crate::state::State;
 ))]
 pub(super) async fn balances(
     With(state): With<State>,
+    caller: Caller,
     QueryParams(query): QueryParams<BalanceQuery>,
 ) -> Result<OkJson<Balances>, Refusal> {
     let Some(entity) = query.entity else {
         return Err(Refusal::invalid("entity", "missing: specify `?entity=NAME`"));
     };
+    caller.may_use(&state, &entity.0).await?;
     let limits = if let Some(resource) = query.resource {
         let subject = (entity.0.as_str(), resource.0.as_str());
         lines(&state.within(state.limiter().balances(subject)).await??)
@@ -63,8 +65,10 @@ pub(super) async fn capacity(
 ))]
 pub(super) async fn explain(
     With(state): With<State>,
+    caller: Caller,
     JsonBody(body): JsonBody<Ask>,
 ) -> Result<OkJson<Explanation>, Refusal> {
+    caller.may_use(&state, &body.entity.0).await?;
     let cost = body.cost.pairs();
     let limits = body.limits.into_iter().map(|limit| limit.0);
     let subject = (body.entity.0.as_str(), body.resource.0.as_str());

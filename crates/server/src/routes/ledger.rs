@@ -9,6 +9,7 @@ use tidegate_client::{
 use tidegate_core::limit::audit::AuditKey;
 
 use super::paging;
+use crate::auth::Caller;
 use crate::codec::{OkJson, QueryParams};
 use crate::refusal::Refusal;
 use crate::state::State;
@@ -19,8 +20,10 @@ use crate::state::State;
 ))]
 pub(super) async fn usage(
     With(state): With<State>,
+    caller: Caller,
     QueryParams(query): QueryParams<UsageQuery>,
 ) -> Result<OkJson<UsagePage>, Refusal> {
+    caller.may_read(&state, query.entity.as_ref().map(|entity| &entity.0)).await?;
     let (store_query, paging) = (usage_query(&query)?, paging(query.after, query.max)?);
     let page = state.query(state.store().usage(&store_query, &paging)).await?;
     let items = page.items.iter().map(UsageLine::from).collect();
@@ -33,8 +36,10 @@ pub(super) async fn usage(
 ))]
 pub(super) async fn summary(
     With(state): With<State>,
+    caller: Caller,
     QueryParams(query): QueryParams<UsageQuery>,
 ) -> Result<OkJson<UsageSummary>, Refusal> {
+    caller.may_read(&state, query.entity.as_ref().map(|entity| &entity.0)).await?;
     let store_query = usage_query(&query)?;
     if query.after.is_some() || query.max.is_some() {
         return Err(Refusal::invalid("after", "a summary has no pages"));

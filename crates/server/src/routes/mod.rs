@@ -53,6 +53,24 @@ pub struct RouteInfo {
 }
 
 impl RouteInfo {
+    /// Whether its handler checks the entity of a request, so that a token bound to one may call it.
+    pub(crate) fn is_of_one_entity(&self) -> bool {
+        const PATHS: [&str; 10] = [
+            "/v1/acquire",
+            "/v1/acquire/batch",
+            "/v1/spend",
+            "/v1/balances",
+            "/v1/explain",
+            "/v1/entities/{entity}",
+            "/v1/entities/{entity}/children",
+            "/v1/policy",
+            "/v1/usage",
+            "/v1/usage/summary",
+        ];
+        // A lease belongs to the token that drew it.
+        PATHS.contains(&self.path) || self.path.starts_with("/v1/leases/")
+    }
+
     /// Whether operators need the route while callers use all slots: to change something, or to see the state
     /// of the server.
     pub(crate) fn has_reserve(&self) -> bool {

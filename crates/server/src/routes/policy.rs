@@ -46,8 +46,10 @@ pub(super) async fn list(
 ))]
 pub(super) async fn get(
     With(state): With<State>,
+    caller: Caller,
     QueryParams(query): QueryParams<ScopeQuery>,
 ) -> Result<OkJson<PolicyAt>, Refusal> {
+    caller.may_read(&state, query.entity.as_ref().map(|entity| &entity.0)).await?;
     if query.expect.is_some() {
         return Err(Refusal::invalid("expect", "`expect` is only allowed in writes"));
     }

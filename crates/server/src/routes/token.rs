@@ -45,6 +45,7 @@ pub(super) async fn create(
         id: put.id.0,
         namespace: state.namespace().clone(),
         scopes: put.scopes.0,
+        entity: put.entity.map(|entity| entity.0),
         expires_at: put.expires_at.map(|at| at.0),
     };
     let secret = Secret::generate(&new.id);

@@ -77,3 +77,75 @@ async fn system_policy_is_removed_only_by_name() {
     assert_eq!(kit.ask("DELETE", "/v1/policy?system=true", None).await.status, 200);
     kit.get("/v1/policy").await.is_problem(404, "no-policy", "");
 }
+
+/// A token of one customer could draw from, and read, all others.
+#[tokio::test]
+async fn bound_token_reaches_only_its_entity() {
+    let kit = Kit::new().await;
+    for (entity, parent) in
+        [("acme", None), ("acme/web", Some("acme")), ("acme/web/1", Some("acme/web")), ("other", None)]
+    {
+        let path = format!("/v1/entities/{}", entity.replace('/', "%2F"));
+        let body = parent.map_or(json!({}), |parent| json!({"parent": parent}));
+        assert_eq!(kit.ask("PUT", &path, Some(body)).await.status, 200);
+    }
+    let admin = json!({"id": "no", "scopes": "read,admin", "entity": "acme"});
+    kit.post("/v1/tokens", admin).await.is_problem(422, "invalid", "");
+    let made =
+        kit.post("/v1/tokens", json!({"id": "web", "scopes": "acquire,read", "entity": "acme/web"})).await;
+    assert_eq!((made.status, &made.body["token"]["entity"]), (200, &json!("acme/web")), "{}", made.text);
+    let token = made.body["secret"].as_str().unwrap();
+    let ask = |entity: &str| json!({"entity": entity, "resource": "b", "cost": {"tpm": 1}});
+    for (entity, is_allowed) in
+        [("acme/web", true), ("acme/web/1", true), ("acme", false), ("other", false), ("unknown", false)]
+    {
+        let name = entity.replace('/', "%2F");
+        let batch = json!({"requests": [ask(entity)]});
+        let requests = [
+            ("POST", "/v1/acquire".to_owned(), Some(ask(entity))),
+            ("POST", "/v1/spend".to_owned(), Some(ask(entity))),
+            ("POST", "/v1/explain".to_owned(), Some(ask(entity))),
+            ("GET", format!("/v1/balances?entity={name}&resource=b"), None),
+            ("GET", format!("/v1/balances?entity={name}"), None),
+            ("GET", format!("/v1/entities/{name}"), None),
+            ("GET", format!("/v1/entities/{name}/children"), None),
+            ("GET", format!("/v1/usage?entity={name}"), None),
+            ("GET", format!("/v1/usage/summary?entity={name}"), None),
+            ("GET", format!("/v1/policy?entity={name}"), None),
+        ];
+        for (method, path, body) in requests {
+            let answer = kit.ask_as(token, method, &path, body).await;
+            assert_eq!(answer.kind() == "entity", !is_allowed, "{method} {path}: {}", answer.text);
+            assert_eq!(answer.status == 403, !is_allowed, "{method} {path}: {}", answer.text);
+        }
+        let batched = kit.ask_as(token, "POST", "/v1/acquire/batch", Some(batch)).await;
+        assert_eq!(batched.text.contains("/problems/entity"), !is_allowed, "{}", batched.text);
+    }
+    // Whatever does not name an entity is refused.
+    for path in
+        ["/v1/usage?resource=b", "/v1/usage/summary?resource=b", "/v1/policy", "/v1/policy?resource=b"]
+    {
+        kit.ask_as(token, "GET", path, None).await.is_problem(403, "entity", "");
+    }
+    let of_one = ["/v1/acquire", "/v1/acquire/batch", "/v1/spend", "/v1/explain", "/v1/balances"];
+    for route in tidegate_server::routes() {
+        let needs_check = of_one.contains(&route.path)
+            || ["/v1/leases/", "/v1/usage", "/v1/policy", "/v1/entities/"]
+                .iter()
+                .any(|path| route.path.starts_with(path));
+        let is_admin =
+            matches!(route.access, tidegate_server::Access::Scope(scope) if scope.as_str() == "admin");
+        if route.access == tidegate_server::Access::Public
+            || is_admin
+            || needs_check && route.path != "/v1/policies"
+        {
+            continue;
+        }
+        let answer = kit.ask_as(token, route.method.as_str(), route.path, None).await;
+        assert_eq!(answer.kind(), "entity", "{} {}: {}", route.method, route.path, answer.text);
+    }
+    // A lease is settled by the token that drew it.
+    let granted = kit.ask_as(token, "POST", "/v1/acquire", Some(ask("acme/web"))).await;
+    let path = format!("/v1/leases/{}/settle", granted.body["lease"].as_str().unwrap());
+    assert_eq!(kit.ask_as(token, "POST", &path, Some(json!({"step": 1}))).await.status, 200);
+}

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tidegate_core::limit::audit::{AuditKey, Change};
-use tidegate_core::limit::name::Namespace;
+use tidegate_core::limit::name::{EntityId, Namespace};
 use tidegate_core::limit::policy::{Expect, Version, Versioned};
 use tidegate_core::limit::token::{NewToken, Token, TokenHash, TokenId, TokenScope, TokenScopes, TokenState};
 use tidegate_core::time::Stamp;
@@ -22,6 +22,7 @@ fn new_token(name: &str) -> NewToken {
         name: format!("the token {name}"),
         namespace: Namespace::new("prod").expect("the suite's names are valid"),
         scopes: TokenScopes::new([TokenScope::Acquire]),
+        entity: None,
         expires_at: None,
     }
 }
@@ -46,7 +47,8 @@ pub async fn token_is_read_as_created(fixture: Fixture) {
     let begun = now(&fixture).await;
     let full = NewToken {
         name: "Größe & Söhne".to_owned(),
-        scopes: TokenScopes::new(TokenScope::ALL),
+        scopes: TokenScopes::new([TokenScope::Acquire, TokenScope::Read]),
+        entity: EntityId::new("größe/7").ok(),
         expires_at: Some(begun + Duration::from_secs(86_400)),
         ..new_token("ci-7.x_y")
     };

@@ -83,6 +83,7 @@ fn entities_and_tokens_are_read() {
 
         [token.ci]
         scopes = ["acquire", "read"]
+        entity = "acme"
         expires = 2030-01-31
 
         [token.ops]
@@ -103,13 +104,14 @@ fn entities_and_tokens_are_read() {
     assert_eq!(manifest.policies().len(), 2);
     let shown = manifest.tokens().iter().map(|token| {
         let expires = token.expires_at.map(|at| at.to_string()).unwrap_or_default();
-        format!("{} {} {} {expires} {:?}", token.id, token.name, token.scopes, token.secret_env)
+        let entity = token.entity.as_ref().map_or("-", EntityId::as_str);
+        format!("{} {} {} {entity} {expires} {:?}", token.id, token.name, token.scopes, token.secret_env)
     });
     assert_eq!(
         shown.collect::<Vec<_>>(),
         [
-            "ci ci acquire,read 2030-01-31T00:00:00Z None",
-            "ops Operators admin 2030-01-31T09:30:00Z Some(\"OPS_TOKEN\")"
+            "ci ci acquire,read acme 2030-01-31T00:00:00Z None",
+            "ops Operators admin - 2030-01-31T09:30:00Z Some(\"OPS_TOKEN\")"
         ]
     );
 }
@@ -147,6 +149,11 @@ fn invalid_entities_and_tokens_name_their_path() {
             "`token.a.scopes[0]` is \"root\" in TOML, and must be acquire, read or admin",
         ),
         ("token.a = { scopes = ['read'], secret = 'x' }", "`token.a.secret` in TOML is not a key"),
+        (
+            "token.a = { scopes = ['admin'], entity = 'acme' }",
+            "`token.a.scopes` is admin, bound to `acme` in TOML, and must be without the scope admin, which reaches \
+             all entities",
+        ),
         (
             "token.a = { scopes = ['read'], expires = 'soon' }",
             "`token.a.expires` is \"soon\" in TOML, and must be a time such as 2030-01-31 or 2030-01-31T09:30:00Z",

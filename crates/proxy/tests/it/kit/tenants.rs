@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tidegate::{Limiter, Memory, Paging, Policy, Scope, Stamp, Usage, Window};
+use tidegate::{EntityId, Limiter, Memory, Paging, Policy, Scope, Stamp, Usage, Window};
 use tidegate_core::limit::name::Namespace;
 use tidegate_core::limit::token::{NewToken, TokenId, TokenScope, TokenScopes};
 use tidegate_proxy::Tenants;
@@ -31,10 +31,22 @@ impl Store {
 
     /// Creates a token with this scope.
     pub(crate) async fn token(&self, id: &str, scope: TokenScope) -> String {
+        self.bound_token(id, scope, None).await
+    }
+
+    /// Creates a token with this scope, bound to an entity.
+    pub(crate) async fn bound_token(&self, id: &str, scope: TokenScope, entity: Option<&str>) -> String {
         let id = TokenId::new(id).expect("an id");
         let secret = Secret::generate(&id);
         let scopes = TokenScopes::new([scope]);
-        let token = NewToken { name: id.to_string(), id, namespace: namespace(), scopes, expires_at: None };
+        let token = NewToken {
+            name: id.to_string(),
+            id,
+            namespace: namespace(),
+            scopes,
+            entity: entity.map(|id| EntityId::new(id).expect("an id")),
+            expires_at: None,
+        };
         self.limiter.store().create_token(&token, secret.hash(), "test").await.expect("made");
         secret.reveal().to_owned()
     }

@@ -234,6 +234,7 @@ pub(crate) async fn make_token(store: &dyn Store, id: &str, scopes: TokenScopes,
         id,
         namespace: Namespace::new(namespace).expect("a name"),
         scopes,
+        entity: None,
         expires_at: Some(Stamp::from_secs(4_000_000_000)),
     };
     Tokens::create_token(store, &token, secret.hash(), "test").await.expect("made");

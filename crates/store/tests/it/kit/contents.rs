@@ -69,6 +69,7 @@ pub(crate) async fn fill_records(store: &dyn Store) {
             name: "the build".to_owned(),
             namespace: Namespace::new("prod").expect("a valid name"),
             scopes: TokenScopes::new([TokenScope::Acquire]),
+            entity: None,
             expires_at: None,
         };
         store.create_token(&token, &TokenHash::new([number; 32]), "ops").await.expect("a token is created");

@@ -16,6 +16,7 @@ fn token(id: &str) -> NewToken {
         name: "the build".to_owned(),
         namespace: Namespace::new("prod").expect("a valid name"),
         scopes: TokenScopes::new([TokenScope::Acquire]),
+        entity: None,
         expires_at: None,
     }
 }

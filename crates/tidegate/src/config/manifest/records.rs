@@ -14,7 +14,7 @@ use crate::config::scalar::Scalar;
 
 /// The keys of an entity's table that make it a record.
 pub(super) const ENTITY: [&str; 4] = ["name", "parent", "cascade", "notes"];
-const TOKEN: [&str; 4] = ["scopes", "name", "expires", "secret_env"];
+const TOKEN: [&str; 5] = ["scopes", "name", "entity", "expires", "secret_env"];
 /// The maximum length of the name of a variable.
 const VARIABLE_MAX: usize = 256;
 
@@ -28,6 +28,8 @@ pub struct DeclaredToken {
     pub name: String,
     /// The scopes.
     pub scopes: TokenScopes,
+    /// The entity that it is bound to with its descendants; `None` for all entities.
+    pub entity: Option<EntityId>,
     /// When it expires; `None` for never.
     pub expires_at: Option<Stamp>,
     /// The environment variable with its secret, for the program that creates it.
@@ -46,13 +48,7 @@ impl Reader {
             let inner = path.join(key.get_ref());
             match key.get_ref().as_ref() {
                 "name" => entity = self.text(&inner, value).into_iter().fold(entity, Entity::name),
-                "parent" => {
-                    let parent = self.text(&inner, value).and_then(|id| {
-                        let checked = EntityId::new(&id);
-                        self.name(&inner, &id, checked)
-                    });
-                    entity = parent.into_iter().fold(entity, Entity::parent);
-                }
+                "parent" => entity = self.id(&inner, value).into_iter().fold(entity, Entity::parent),
                 "cascade" if self.flag(&inner, value) == Some(true) => entity = entity.cascade(),
                 "notes" => {
                     for (key, value) in self.table(&inner, value).into_iter().flatten() {
@@ -69,6 +65,13 @@ impl Reader {
             self.wrong(path, format!("the entity `{id}`"), format!("within its bounds; {error}"));
         }
         self.entities.push(entity);
+    }
+
+    /// Reads the id of an entity.
+    fn id(&mut self, path: &Path, value: &DeValue<'_>) -> Option<EntityId> {
+        let id = self.text(path, value)?;
+        let checked = EntityId::new(&id);
+        self.name(path, &id, checked)
     }
 
     /// Sorts the entities: parents before their children.
@@ -113,7 +116,8 @@ impl Reader {
         let Some(table) = self.table(path, value) else { return };
         let none = TokenScopes::new([]);
         let name = id.to_string();
-        let mut token = DeclaredToken { id, name, scopes: none, expires_at: None, secret_env: None };
+        let mut token =
+            DeclaredToken { id, name, scopes: none, entity: None, expires_at: None, secret_env: None };
         for (key, value) in table {
             let (key, value) = (key.get_ref().as_ref(), value.get_ref());
             let inner = path.join(key);
@@ -127,6 +131,7 @@ impl Reader {
                     }
                     token.name = name;
                 }
+                "entity" => token.entity = self.id(&inner, value),
                 "expires" => token.expires_at = self.time(&inner, value),
                 "secret_env" => {
                     let name = self.text(&inner, value);
@@ -144,6 +149,12 @@ impl Reader {
         }
         if !table.keys().any(|key| key.get_ref() == "scopes") {
             self.wrong(&path.join("scopes"), "missing".to_owned(), SCOPES);
+        }
+        if token.scopes.has(TokenScope::Admin)
+            && let Some(entity) = &token.entity
+        {
+            let bound = "without the scope admin, which reaches all entities";
+            self.wrong(&path.join("scopes"), format!("{}, bound to `{entity}`", token.scopes), bound);
         }
         self.tokens.push(token);
     }
