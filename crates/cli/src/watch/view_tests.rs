@@ -50,7 +50,7 @@ fn busy() -> Model {
         model.apply(refused("acme", "gpt-4", "acme", Some(30)), at(second));
     }
     model.apply(refused("kid", "images", "acme", None), at(4));
-    model.apply(refused("ev\u{202e}il", "gpt-4", "evil", Some(1)), at(1));
+    model.apply(refused("evil-company", "gpt-4", "evil", Some(1)), at(1));
     let levels =
         vec![level("tpm", 90_000, 100_000, 0), level("rpm", 0, 60, 0), level("day of parent", -15, 60, 0)];
     model.apply(Update::Levels { subject: subject("acme", "gpt-4"), levels }, at(5));
