@@ -27,7 +27,7 @@ use crate::format;
 use crate::manifest::{Applied, EntityChange, ManifestChanges};
 use crate::plot::Series;
 use crate::verbs::serve::Addresses;
-use tidegate_client::{UpstreamList, UpstreamState};
+use tidegate_client::UpstreamState;
 
 /// A JSON document.
 pub(crate) type Json = serde_json::Value;
@@ -403,7 +403,7 @@ pub(crate) fn listening(url: &str) -> Json {
 }
 
 /// The upstreams of a server.
-pub(crate) fn upstreams(listed: &UpstreamList) -> Json {
+pub(crate) fn upstreams(listed: &[UpstreamState]) -> Json {
     let upstream = |state: &UpstreamState| {
         json!({
             "name": state.name.0.as_str(),
@@ -416,7 +416,7 @@ pub(crate) fn upstreams(listed: &UpstreamList) -> Json {
             "reason": state.reason,
         })
     };
-    json!({ "upstreams": listed.upstreams.iter().map(upstream).collect::<Vec<_>>() })
+    json!({ "upstreams": listed.iter().map(upstream).collect::<Vec<_>>() })
 }
 
 /// The state of the store or the server.

@@ -21,7 +21,7 @@ use crate::failure::Failure;
 use crate::format;
 use crate::parse;
 use crate::proxy::ProxySettings;
-use crate::upstreams::{self, UpstreamTable};
+use crate::upstreams;
 use crate::verbs::proxy::LISTEN as PROXY_LISTEN;
 
 /// The default listen address.
@@ -136,6 +136,33 @@ pub(crate) struct ProxyTable {
     require_token: bool,
     within: Option<Span>,
     within_max: Option<Span>,
+}
+
+/// The table of one upstream: its keys are those of a throttle.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct UpstreamTable {
+    pub(crate) auto: AutoTable,
+    pub(crate) slots: SlotsTable,
+}
+
+/// Requests per second.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[expect(clippy::struct_field_names, reason = "the keys of the configuration")]
+pub(crate) struct AutoTable {
+    pub(crate) rate_min: Option<f64>,
+    pub(crate) rate_start: Option<f64>,
+    pub(crate) rate_max: Option<f64>,
+}
+
+/// Calls in flight.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct SlotsTable {
+    pub(crate) min: Option<u32>,
+    pub(crate) start: Option<u32>,
+    pub(crate) max: Option<u32>,
 }
 
 /// A duration in a file.

@@ -2,39 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
 use tidegate::{Auto, InvalidPlan, Limits, ResourceName, Slots, Throttle};
 
+use crate::config::{AutoTable, SlotsTable, UpstreamTable};
 use crate::failure::Failure;
 
 /// The most upstreams of a file; each has a throttle of its own.
 const UPSTREAMS_MAX: usize = 10_000;
-
-/// The table of one upstream: its keys are those of a throttle.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(crate) struct UpstreamTable {
-    auto: AutoTable,
-    slots: SlotsTable,
-}
-
-/// Requests per second.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-#[expect(clippy::struct_field_names, reason = "the keys of the configuration")]
-struct AutoTable {
-    rate_min: Option<f64>,
-    rate_start: Option<f64>,
-    rate_max: Option<f64>,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct SlotsTable {
-    min: Option<u32>,
-    start: Option<u32>,
-    max: Option<u32>,
-}
 
 /// Checks the names and the bounds.
 pub(crate) fn decide(

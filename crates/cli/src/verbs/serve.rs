@@ -90,7 +90,7 @@ The file of --config is TOML, with the same names and `_` for `-`:
   require_token = false        # also profiles, within, within_max
   [upstreams]                  # of permits; without it, any name
   anthropic = {}               # see docs/permits.md
-  [upstreams.openai]           # bounds of what its throttle learns
+  [upstreams.openai]           # bounds of its learned rate and slots
   auto = { rate_min = 0.5, rate_start = 5, rate_max = 100 }
   slots = { min = 1, start = 8, max = 64 }
 Each bound has a variable, such as TIDEGATE_BODY_MAX.

@@ -21,7 +21,7 @@ pub(crate) enum UpstreamVerb {
 
 pub(crate) async fn run(server: &Remote, UpstreamVerb::List: UpstreamVerb) -> Result<Output, Failure> {
     let listed = server.client().upstreams().await?;
-    let output = Output::new(codec::upstreams(&listed));
+    let output = Output::new(codec::upstreams(&listed.upstreams));
     if listed.upstreams.is_empty() {
         return Ok(output.line("no upstreams"));
     }
