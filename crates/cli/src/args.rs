@@ -25,6 +25,7 @@ use crate::verbs::proxy::{MockArgs, ProxyArgs};
 use crate::verbs::serve::ServeArgs;
 use crate::verbs::store::StoreVerb;
 use crate::verbs::token::TokenVerb;
+use crate::verbs::upstream::UpstreamVerb;
 use crate::verbs::usage::UsageVerb;
 use crate::watch::WatchArgs;
 
@@ -170,6 +171,9 @@ pub(crate) enum Verb {
     /// Print what another limiter declares as a manifest
     #[command(subcommand)]
     Import(ImportVerb),
+    /// Show the upstreams that callers get permits for, at a server
+    #[command(subcommand)]
+    Upstream(UpstreamVerb),
     /// Show the address and state of the store or the server
     Status,
     /// Show decisions, refusals and levels in the terminal, as they happen
@@ -197,6 +201,7 @@ fn ignored(verb: &str) -> &'static [&'static str] {
         "store" => &IDS[..6],
         "fetch" => &IDS[..7],
         "lab" | "mock" | "import" => &IDS[..8],
+        "upstream" => &IDS[5..7],
         "completions" => &IDS,
         // They change nothing that is audited.
         "acquire" | "balance" | "capacity" | "explain" | "usage" | "audit" | "status" | "watch" => &IDS[5..6],
@@ -241,6 +246,7 @@ impl Args {
             | Verb::Completions { .. } => {
                 shared.server = None;
             }
+            Verb::Upstream(_) => shared.store = None,
             _ => match (is_typed("store"), is_typed("server")) {
                 (true, false) => shared.server = None,
                 (false, true) => shared.store = None,

@@ -27,6 +27,7 @@ use crate::format;
 use crate::manifest::{Applied, EntityChange, ManifestChanges};
 use crate::plot::Series;
 use crate::verbs::serve::Addresses;
+use tidegate_client::UpstreamState;
 
 /// A JSON document.
 pub(crate) type Json = serde_json::Value;
@@ -399,6 +400,23 @@ pub(crate) fn serving(addresses: &Addresses, opened: &OpenStore, token: Option<&
 /// Where a proxy or a mock listens.
 pub(crate) fn listening(url: &str) -> Json {
     json!({ "url": url })
+}
+
+/// The upstreams of a server.
+pub(crate) fn upstreams(listed: &[UpstreamState]) -> Json {
+    let upstream = |state: &UpstreamState| {
+        json!({
+            "name": state.name.0.as_str(),
+            "rate": state.rate,
+            "quota": state.quota,
+            "slots": state.slots,
+            "in_flight": state.in_flight,
+            "waiting": state.waiting,
+            "admitted": state.admitted,
+            "reason": state.reason,
+        })
+    };
+    json!({ "upstreams": listed.iter().map(upstream).collect::<Vec<_>>() })
 }
 
 /// The state of the store or the server.

@@ -11,6 +11,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+use tidegate::{Limits, ResourceName};
 use tidegate_core::limit::token::TokenId;
 use tidegate_server::{Bounds, EnvoyRules};
 
@@ -20,6 +21,7 @@ use crate::failure::Failure;
 use crate::format;
 use crate::parse;
 use crate::proxy::ProxySettings;
+use crate::upstreams;
 use crate::verbs::proxy::LISTEN as PROXY_LISTEN;
 
 /// The default listen address.
@@ -81,6 +83,9 @@ pub(crate) struct ServeSettings {
     #[arg(long, value_name = "FILE", env = "TIDEGATE_TLS_CLIENT_CA", hide_env_values = true)]
     #[serde(skip)]
     pub(crate) tls_client_ca: Option<PathBuf>,
+    /// The `[upstreams]` table of a file.
+    #[arg(skip)]
+    pub(crate) upstreams: Option<BTreeMap<String, UpstreamTable>>,
     /// The `[tls]` table of a file.
     #[arg(skip)]
     pub(crate) tls: TlsTable,
@@ -131,6 +136,33 @@ pub(crate) struct ProxyTable {
     require_token: bool,
     within: Option<Span>,
     within_max: Option<Span>,
+}
+
+/// The table of one upstream: its keys are those of a throttle.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct UpstreamTable {
+    pub(crate) auto: AutoTable,
+    pub(crate) slots: SlotsTable,
+}
+
+/// Requests per second.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[expect(clippy::struct_field_names, reason = "the keys of the configuration")]
+pub(crate) struct AutoTable {
+    pub(crate) rate_min: Option<f64>,
+    pub(crate) rate_start: Option<f64>,
+    pub(crate) rate_max: Option<f64>,
+}
+
+/// Calls in flight.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct SlotsTable {
+    pub(crate) min: Option<u32>,
+    pub(crate) start: Option<u32>,
+    pub(crate) max: Option<u32>,
 }
 
 /// A duration in a file.
@@ -240,6 +272,8 @@ pub(crate) struct Serving {
     pub(crate) envoy: Option<(SocketAddr, EnvoyRules)>,
     pub(crate) manifest: Option<PathBuf>,
     pub(crate) proxy: Option<(SocketAddr, ProxySettings)>,
+    /// The only upstreams of permits, if the file names them.
+    pub(crate) upstreams: Option<BTreeMap<ResourceName, Limits>>,
     pub(crate) without_tls: bool,
     pub(crate) tls: Option<TlsSettings>,
     /// A warning for the log about a key without effect.
@@ -272,6 +306,7 @@ impl ServeSettings {
             envoy: envoy::decide(self.envoy_listen, file.envoy)?,
             manifest: self.manifest.or(file.manifest),
             proxy: ProxyTable::decide(self.proxy_listen, file.proxy),
+            upstreams: upstreams::decide(file.upstreams)?,
             without_tls: self.without_tls.or(file.without_tls).unwrap_or(false),
             warning: file.aggregate.map(|_| AGGREGATE_IS_IGNORED),
             log: self.log.or(file.log).unwrap_or(LogForm::Text),
@@ -345,6 +380,13 @@ mod tests {
             ("[tls]\nkey = 'a.pem'", "tls.key is set, but tls.cert is not"),
             ("[tls]\nclient_ca = 'a.pem'", "tls.client_ca is set, but tls.cert is not"),
             ("[tls]\nca = 'a.pem'", "line 2: unknown field `ca`, expected one of `cert`, `key`, `client_ca`"),
+            ("[upstreams.a]\nrate = 5", "line 2: unknown field `rate`, expected `auto` or `slots`"),
+            (
+                "[upstreams.a.auto]\nrate_max = 5\nrate_min = 6",
+                "`upstreams.a`: `auto.rate_min` is 6, and must be from 0.000001 to 5",
+            ),
+            ("[upstreams.'']", "`upstreams`: "),
+            ("[upstreams]\na = 5", "line 2: "),
             ("[[tls.clients]]\nname = 'a'", "line 1: missing field `token`"),
             (
                 "[tls]\ncert = 'a'\nkey = 'b'\n[[tls.clients]]\nname = 'a'\ntoken = 'a b'",

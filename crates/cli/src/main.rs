@@ -35,6 +35,7 @@ mod remote;
 mod replay;
 mod signals;
 mod store;
+mod upstreams;
 mod verbs;
 #[cfg(feature = "watch")]
 mod watch;

@@ -86,5 +86,11 @@ wire! {
         /// How many permits may be out.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub slots: Option<u32>,
+        /// The requests per second that the upstream is estimated to grant; absent before its first rejection.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub quota: Option<f64>,
+        /// Why the throttle grants this rate: probing, headers, ceiling, …
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub reason: Option<String>,
     }
 }

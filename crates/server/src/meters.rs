@@ -1,8 +1,10 @@
 //! Prometheus metrics of a server. They never contain names of entities, resources or tokens.
 
+mod by_name;
 mod catalog;
 mod limits;
 mod store;
+mod upstreams;
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,13 +14,14 @@ use std::time::Duration;
 use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 use tidegate::store::SweepReport;
-use tidegate::{Balance, LimitError, Stamp};
+use tidegate::{Balance, LimitError, Outcome, Stamp};
 
 use crate::log_throttle;
 use crate::state::State;
 use crate::tls::TlsStats;
 use limits::LimitMeters;
 pub use store::StoreMeters;
+use upstreams::UpstreamMeters;
 
 /// Histogram buckets, in seconds.
 const SECONDS: [f64; 12] = [0.000_1, 0.000_5, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0];
@@ -35,6 +38,7 @@ pub(crate) struct Meters {
     handle: PrometheusHandle,
     decisions: [Histogram; 8],
     limits: LimitMeters,
+    upstreams: UpstreamMeters,
     leases: Leases,
     expired: [Counter; 2],
     busy: Counter,
@@ -97,6 +101,7 @@ impl Meters {
         let decisions =
             DECISIONS.map(|verb| histogram(&recorder, "tidegate_decision_seconds", &[("verb", verb)]));
         let limits = LimitMeters::new(&recorder);
+        let upstreams = UpstreamMeters::new(&recorder);
         let leases = Leases {
             granted: counter(&recorder, "tidegate_leases_granted_total", &[]),
             ended: ["settled", "cancelled"]
@@ -108,7 +113,7 @@ impl Meters {
         let busy = counter(&recorder, "tidegate_http_busy_total", &[]);
         let panics = counter(&recorder, "tidegate_http_panics_total", &[]);
         let recorder = Arc::new(recorder);
-        Self { recorder, handle, decisions, limits, leases, expired, busy, panics }
+        Self { recorder, handle, decisions, limits, upstreams, leases, expired, busy, panics }
     }
 
     pub(crate) fn route(&self, method: &str, path: &'static str) -> RouteMeters {
@@ -165,6 +170,16 @@ impl Meters {
     /// A draw was refused.
     pub(crate) fn refused(&self, error: &LimitError) {
         self.limits.refused(&self.recorder, error);
+    }
+
+    /// The permit of a call of this upstream was settled.
+    pub(crate) fn call_settled(&self, upstream: &str, outcome: &Outcome) {
+        self.upstreams.settled(&self.recorder, upstream, outcome);
+    }
+
+    /// The permit of a call of this upstream expired.
+    pub(crate) fn call_expired(&self, upstream: &str) {
+        self.upstreams.expired(&self.recorder, upstream);
     }
 
     /// A lease was granted.
@@ -245,6 +260,7 @@ impl Meters {
             #[expect(clippy::cast_precision_loss, reason = "a few at most")]
             gauge(&self.recorder, name).set(level as f64);
         }
+        self.upstreams.levels(&self.recorder, &state.upstreams().all());
         catalog::sorted(&self.handle.render())
     }
 }

@@ -292,8 +292,11 @@ async fn sweep_periodically(state: State) -> JoinSet<()> {
     loop {
         ticks.tick().await;
         let expired = state.upstreams().expire();
-        if expired > 0 {
-            tracing::debug!(expired, "permits expired before they were settled");
+        for upstream in &expired {
+            state.meters().call_expired(upstream.as_str());
+        }
+        if !expired.is_empty() {
+            tracing::debug!(expired = expired.len(), "permits expired before they were settled");
         }
         let clock = Lookup::Subjects(Vec::new());
         if let Ok(Ok(seen)) = timeout(timeout_span, state.store().balances(&clock)).await {

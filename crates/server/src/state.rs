@@ -1,10 +1,11 @@
 //! State shared by all requests.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tidegate::store::{HostWall, Reply, Store, WallClock};
-use tidegate::{Limiter, Stamp, StoreError, Version};
+use tidegate::{Limiter, Limits, ResourceName, Stamp, StoreError, Version};
 use tidegate_client::{Event, Written};
 use tidegate_core::limit::name::Namespace;
 use tidegate_core::limit::token::TokenId;
@@ -59,6 +60,9 @@ pub struct StateOptions {
     pub bounds: Bounds,
     /// The clock that tokens expire by.
     pub clock: Arc<dyn WallClock>,
+    /// The upstreams that callers get permits for, at most 10,000; others are refused. Without it, each is
+    /// created on first use, with the limits of [`Throttle::host`](tidegate::Throttle::host).
+    pub upstreams: Option<BTreeMap<ResourceName, Limits>>,
 }
 
 impl State {
@@ -80,6 +84,7 @@ impl State {
                 lease_key,
                 bounds: Bounds::default(),
                 clock: Arc::new(HostWall),
+                upstreams: None,
             },
         ))
     }
@@ -89,6 +94,7 @@ impl State {
         let (running, reserve) = (Slots::new(options.bounds.requests_max), Slots::new(RESERVED_SLOTS));
         let events = EventBroadcast::new(&limiter, options.bounds.listeners_max);
         let up_since = options.clock.now();
+        let upstreams = Upstreams::new(options.upstreams.clone());
         Self(Arc::new(Shared {
             limiter,
             options,
@@ -98,7 +104,7 @@ impl State {
             events,
             revocations: broadcast::Sender::new(REVOCATIONS_MAX),
             up_since,
-            upstreams: Upstreams::new(),
+            upstreams,
             tls: OnceLock::new(),
         }))
     }

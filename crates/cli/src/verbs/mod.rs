@@ -13,6 +13,7 @@ pub(crate) mod serve;
 pub(crate) mod store;
 pub(crate) mod token;
 mod tree;
+pub(crate) mod upstream;
 pub(crate) mod usage;
 
 use std::io::{self, Read as _};
@@ -76,10 +77,12 @@ pub(crate) async fn run(args: Args, format: Format) -> Result<Output, Failure> {
         let server = Remote::new(url, token.as_deref(), &tls, timeout)?;
         return match args.verb {
             Verb::Watch(watching) => crate::watch::at_server(watching, server, format).await,
+            Verb::Upstream(verb) => upstream::run(&server, verb).await,
             verb => ask(server, verb).await,
         };
     }
     let verb = match args.verb {
+        Verb::Upstream(_) => return Err(upstream::no_server()),
         // Without a configured store, a replay neither opens nor creates the default one.
         Verb::Explain(explained) if explained.replay.is_requested() && args.shared.store.is_none() => {
             return crate::replay::run(None::<&InProcess>, explained.replay).await;
@@ -130,6 +133,7 @@ async fn ask(backend: impl Backend, verb: Verb) -> Result<Output, Failure> {
         | Verb::Proxy(_)
         | Verb::Mock(_)
         | Verb::Import(_)
+        | Verb::Upstream(_)
         | Verb::Completions { .. } => unreachable!("handled above"),
     }
 }

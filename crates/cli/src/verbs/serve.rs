@@ -88,6 +88,11 @@ The file of --config is TOML, with the same names and `_` for `-`:
   upstreams = [\"openai=https://api.openai.com\"]
   keys = { openai = \"env:OPENAI_API_KEY\" }  # or a file, mode 0600
   require_token = false        # also profiles, within, within_max
+  [upstreams]                  # of permits; without it, any name
+  anthropic = {}               # see docs/permits.md
+  [upstreams.openai]           # bounds of its learned rate and slots
+  auto = { rate_min = 0.5, rate_start = 5, rate_max = 100 }
+  slots = { min = 1, start = 8, max = 64 }
 Each bound has a variable, such as TIDEGATE_BODY_MAX.
 A flag overrides its TIDEGATE_ variable, which overrides the file.";
 
@@ -338,7 +343,9 @@ async fn state(opened: &OpenStore, serving: &Serving) -> Result<State, Failure> 
     let token_cache = Arc::new(StoreTokenCache::new(limiter.clone()));
     let namespace = opened.namespace.clone();
     let bounds = serving.bounds;
-    let options = StateOptions { token_cache, namespace, lease_key, bounds, clock: Arc::new(HostWall) };
+    let upstreams = serving.upstreams.clone();
+    let clock = Arc::new(HostWall);
+    let options = StateOptions { token_cache, namespace, lease_key, bounds, clock, upstreams };
     Ok(State::with(limiter, options).measured_by(meters))
 }
 

@@ -6,7 +6,7 @@ use tidegate_client::{Event, Snapshot};
 
 use super::model::{Health, Totals, Update};
 use super::subjects::Level;
-use crate::codec::Json;
+use crate::codec::{self, Json};
 
 /// The lines of an update; `at` is when this program received it.
 pub(crate) fn update(update: &Update, at: Stamp) -> Vec<Json> {
@@ -21,6 +21,7 @@ pub(crate) fn update(update: &Update, at: Stamp) -> Vec<Json> {
         Update::Totals(totals) => vec![line("totals", of_totals(totals))],
         Update::Silent { why } => vec![line("silent", json!({ "why": why }))],
         Update::Unknown { count } => vec![line("unknown", json!({ "count": count }))],
+        Update::Upstreams(upstreams) => vec![line("upstreams", codec::upstreams(upstreams))],
         Update::HasMore { has_more } => vec![line("looked", json!({ "has_more": has_more }))],
         Update::Store(health) => vec![line("store", of_health(health))],
         Update::Event(event) => vec![line(event.name(), of_event(event))],

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tidegate::{EntityId, Stamp, Subject};
-use tidegate_client::Event;
+use tidegate_client::{Event, UpstreamState};
 
 use super::rates::Rates;
 use super::subjects::{Level, Retry, Row, SUBJECTS_MAX, Sort, Subjects};
@@ -46,6 +46,8 @@ pub(crate) enum Update {
     Levels { subject: Subject, levels: Vec<Level> },
     /// The result of a scan of a store, and whether there is more.
     Scan { subjects: Vec<(Subject, Vec<Level>)>, has_more: bool },
+    /// The upstreams of a server, the busiest first.
+    Upstreams(Vec<UpstreamState>),
     /// Whether the watched entity has more subjects than are sent.
     HasMore { has_more: bool },
 }
@@ -124,6 +126,8 @@ pub(crate) struct ViewData {
     pub(crate) totals: Option<Totals>,
     pub(crate) subjects: Subjects,
     pub(crate) health: Option<Health>,
+    /// The busiest upstreams of the server.
+    pub(crate) upstreams: Vec<UpstreamState>,
     /// Events that the server dropped, because there were too many.
     pub(crate) missed: u64,
     /// Whether events were lost while the connection was down.
@@ -166,6 +170,7 @@ impl Model {
             totals: None,
             subjects: Subjects::new(SUBJECTS_MAX),
             health: None,
+            upstreams: Vec::new(),
             missed: 0,
             has_gaps: false,
             has_more: false,
@@ -226,6 +231,7 @@ impl Model {
                 self.live.has_gaps = true;
                 self.live.news = Some((now, format!("{count} unknown events from a newer server")));
             }
+            Update::Upstreams(upstreams) => self.live.upstreams = upstreams,
             Update::HasMore { has_more } => self.live.has_more = has_more,
             Update::Levels { subject, levels } => {
                 self.live.subjects.set_levels(&subject, levels);

@@ -24,6 +24,9 @@ use crate::remote::Remote;
 /// Maximum subjects of a watched entity.
 const SUBJECTS_MAX: usize = 100;
 
+/// Maximum upstreams that are sent.
+const UPSTREAMS_MAX: usize = 100;
+
 /// Minimum interval between readings of levels, unless polls are more frequent: the first row of the table
 /// may change with every event.
 const LEVELS_INTERVAL: Duration = Duration::from_millis(250);
@@ -208,6 +211,7 @@ async fn poll_counters(
 ) -> Result<Infallible, Disconnect> {
     let mut ticks = interval(focus.every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut is_empty = true;
     loop {
         ticks.tick().await;
         let snapshot = match server.client().snapshot().await {
@@ -225,6 +229,14 @@ async fn poll_counters(
         // Only now: a server that accepts connections but does not respond is not up.
         send(sender, Update::Up).await?;
         send(sender, Update::Totals(totals(&snapshot))).await?;
+        // Older servers have none.
+        if let Ok(mut listed) = server.client().upstreams().await {
+            listed.upstreams.truncate(UPSTREAMS_MAX);
+            if !(is_empty && listed.upstreams.is_empty()) {
+                is_empty = listed.upstreams.is_empty();
+                send(sender, Update::Upstreams(listed.upstreams)).await?;
+            }
+        }
     }
 }
 

@@ -300,8 +300,10 @@ mod tests {
     #[test]
     fn control_and_bidi_characters_are_escaped() {
         let mut table = Subjects::new(3);
-        let evil = Subject::new("ev\u{202e}il", "g").unwrap();
-        table.add_refusal(&evil, Some(&evil.entity), "rpm", Retry::Never, Stamp::ZERO);
-        assert_eq!(names(&table, "", Sort::Name), ["ev\\u{202e}il"]);
+        // Names cannot have them, but an event has its limit as text.
+        let a = subject("a");
+        table.add_refusal(&a, Some(&a.entity), "rp\u{202e}m\n", Retry::Never, Stamp::ZERO);
+        let rows = table.rows("", Sort::Name, Stamp::ZERO);
+        assert_eq!(rows[0].limit, "rp\\u{202e}m\\n");
     }
 }

@@ -12,6 +12,7 @@ use ratatui::widgets::{
     TableState,
 };
 use tidegate::Stamp;
+use tidegate_client::UpstreamState;
 
 use super::columns::{age, clock, speed};
 use super::model::{Health, Kind, Link, Mode, Model, ViewData};
@@ -24,6 +25,10 @@ const LEAST: (u16, u16) = (20, 5);
 const TALL: u16 = 18;
 /// Width from which the table has all columns.
 const WIDE: u16 = 64;
+/// Height from which upstreams are shown.
+const ROOMY: u16 = 24;
+/// Maximum lines of upstreams.
+const UPSTREAMS_MAX: u16 = 6;
 /// Maximum height of the frame of levels.
 const LEVELS_MAX: u16 = 8;
 
@@ -67,15 +72,21 @@ pub(crate) fn draw(frame: &mut Frame<'_>, model: &Model, now: Stamp, theme: Them
     let (rows, selected) = model.rows(now);
     let levels = selected.and_then(|index| rows.get(index)).map_or(&[][..], |row| &row.levels);
     let level_lines = u16::try_from(levels.len().max(1)).unwrap_or(LEVELS_MAX);
+    let upstreams = &model.data().upstreams;
+    let upstream_lines = match u16::try_from(upstreams.len()).unwrap_or(UPSTREAMS_MAX) {
+        lines @ 1.. if area.height >= ROOMY => lines.min(area.height - ROOMY + 2).min(UPSTREAMS_MAX) + 2,
+        _ => 0,
+    };
     let heights = if is_tall {
         [1, 5, 0, (level_lines + 2).min(LEVELS_MAX), 2, 1]
     } else {
         [1, 1, 0, if area.height >= 10 { level_lines.min(2) } else { 0 }, 1, 1]
     };
-    let [header, rates, table, level, health, footer] = Layout::vertical([
+    let [header, rates, table, upstream, level, health, footer] = Layout::vertical([
         Constraint::Length(heights[0]),
         Constraint::Length(heights[1]),
         Constraint::Fill(1),
+        Constraint::Length(upstream_lines),
         Constraint::Length(heights[3]),
         Constraint::Length(heights[4]),
         Constraint::Length(heights[5]),
@@ -85,6 +96,7 @@ pub(crate) fn draw(frame: &mut Frame<'_>, model: &Model, now: Stamp, theme: Them
     draw_rates(frame, rates, model, now, theme);
     let of = selected.and_then(|index| rows.get(index)).copied();
     draw_table(frame, table, (&rows, selected), model, now, theme);
+    draw_upstreams(frame, upstream, upstreams);
     draw_levels(frame, level, of, model.kind, theme);
     draw_health(frame, health, model, now, theme);
     draw_footer(frame, footer, model);
@@ -270,6 +282,33 @@ fn retry(row: &Row, at: Stamp) -> String {
         Retry::At(_) | Retry::Unknown => String::new(),
         Retry::Never => "never".to_owned(),
     }
+}
+
+/// The throttles of the busiest upstreams: rate, load and reason.
+fn draw_upstreams(frame: &mut Frame<'_>, area: Rect, upstreams: &[UpstreamState]) {
+    if area.height == 0 {
+        return;
+    }
+    let title = format!(" upstreams: {}, by admissions ", upstreams.len());
+    let row = |upstream: &UpstreamState| {
+        let rate = upstream.rate.map(|rate| format!("{}/s", speed(rate))).unwrap_or_default();
+        let quota = upstream.quota.map(|quota| format!("of {}", speed(quota))).unwrap_or_default();
+        let load = format!("{} in flight, {} waiting", upstream.in_flight, upstream.waiting);
+        let reason = upstream.reason.as_deref().unwrap_or_default();
+        let cells = [upstream.name.to_string(), rate, quota, load, reason.to_owned()];
+        TableRow::new(cells.map(|cell| format::escape(&cell)))
+    };
+    let widths = [
+        Constraint::Fill(1),
+        Constraint::Length(8),
+        Constraint::Length(8),
+        Constraint::Length(24),
+        Constraint::Length(11),
+    ];
+    frame.render_widget(
+        Table::new(upstreams.iter().map(row), widths).block(Block::bordered().title(title)),
+        area,
+    );
 }
 
 fn draw_levels(frame: &mut Frame<'_>, area: Rect, row: Option<&Row>, kind: Kind, theme: Theme) {

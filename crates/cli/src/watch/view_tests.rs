@@ -7,7 +7,7 @@ use ratatui::backend::TestBackend;
 use ratatui::buffer::Cell;
 use ratatui::style::{Color, Modifier};
 use tidegate::Stamp;
-use tidegate_client::Event;
+use tidegate_client::{Event, UpstreamState};
 
 use super::model::{Health, Key, Kind, Model, Update};
 use super::model_tests::{at, level, refused, subject, totals};
@@ -50,7 +50,7 @@ fn busy() -> Model {
         model.apply(refused("acme", "gpt-4", "acme", Some(30)), at(second));
     }
     model.apply(refused("kid", "images", "acme", None), at(4));
-    model.apply(refused("ev\u{202e}il", "gpt-4", "evil", Some(1)), at(1));
+    model.apply(refused("evil-company", "gpt-4", "evil", Some(1)), at(1));
     let levels =
         vec![level("tpm", 90_000, 100_000, 0), level("rpm", 0, 60, 0), level("day of parent", -15, 60, 0)];
     model.apply(Update::Levels { subject: subject("acme", "gpt-4"), levels }, at(5));
@@ -70,6 +70,34 @@ fn server_on_a_small_terminal() {
 #[test]
 fn server_on_a_large_terminal() {
     pinned(&busy(), at(6), (140, 30), include_str!("screens/server-140x30.txt"));
+}
+
+#[test]
+fn upstreams_are_shown_with_rate_and_reason() {
+    let mut model = busy();
+    let upstream = |name: &str, quota| UpstreamState {
+        name: name.parse().unwrap(),
+        in_flight: 4,
+        waiting: 12,
+        admitted: 7,
+        rate: Some(8.3),
+        slots: Some(32),
+        quota,
+        reason: Some("probing".to_owned()),
+    };
+    let names = ["openai/gpt-4", "anthropic", "b", "c"];
+    let upstreams = names.into_iter().zip([Some(9.5), None, None, None]);
+    let upstreams = upstreams.map(|(name, quota)| upstream(name, quota)).collect();
+    model.apply(Update::Upstreams(upstreams), at(6));
+    let lines = screen(&model, at(6), (80, 24));
+    assert!(lines.iter().any(|line| line.contains(" upstreams: 4, by admissions ")), "{lines:#?}");
+    let line = lines.iter().find(|line| line.contains("openai/gpt-4")).unwrap();
+    let words: Vec<&str> = line.trim_matches('│').split_whitespace().collect();
+    assert_eq!(words.join(" "), "openai/gpt-4 8.3/s of 9.5 4 in flight, 12 waiting probing", "{lines:#?}");
+    assert!(lines.iter().any(|line| line.contains("anthropic")), "{lines:#?}");
+    assert!(lines.iter().any(|line| line.contains("> acme")), "the table stays: {lines:#?}");
+    model.apply(Update::Upstreams(Vec::new()), at(6));
+    pinned(&model, at(6), (80, 24), include_str!("screens/server-80x24.txt"));
 }
 
 #[test]

@@ -373,3 +373,29 @@ fn lost_lease_is_reported_while_its_command_runs() {
     end_with(&mut child, "0");
     assert_eq!(child.wait().unwrap().code(), Some(0));
 }
+
+#[test]
+fn upstreams_are_listed_at_a_server() {
+    let fixture = Fixture::served();
+    assert_eq!(fixture.ok("upstream list"), "no upstreams\n");
+    let server = fixture.server.as_ref().unwrap();
+    let (status, body) =
+        server.ask("POST /v1/upstreams/openai%2Fgpt-4/acquire", fixture.token.as_deref(), "{}");
+    assert_eq!(status, 200, "{body}");
+    let listed = fixture.ok("upstream list");
+    let rows: Vec<Vec<&str>> = listed.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows[0].join(" "), "UPSTREAM RATE QUOTA SLOTS IN FLIGHT WAITING ADMITTED REASON");
+    assert_eq!(rows[1], ["openai/gpt-4", "10.0", "-", "32", "1", "0", "1", "probing"], "{listed}");
+    assert!(listed.lines().all(|line| line.chars().count() <= 100), "{listed}");
+    let json = fixture.json("upstream list");
+    let wanted = ["admitted", "in_flight", "name", "quota", "rate", "reason", "slots", "waiting"];
+    assert_eq!(codec::fields(&json["upstreams"][0]), wanted);
+    assert_eq!(
+        (&json["upstreams"][0]["rate"], &json["upstreams"][0]["in_flight"]),
+        (&10.0.into(), &1.into())
+    );
+
+    let run = Fixture::new().run("upstream list");
+    assert_eq!(run.code, 2);
+    assert!(run.stderr.contains("upstreams are at a server, not in a store"), "{}", run.stderr);
+}

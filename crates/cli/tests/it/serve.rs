@@ -247,6 +247,9 @@ fn invalid_configuration_is_one_sentence() {
     let config = fixture.path("tidegate.toml");
     fs::write(&config, "listen = '127.0.0.1:0'\nport = 5").unwrap();
     let config = config.display().to_string();
+    let upstreams = fixture.path("upstreams.toml");
+    fs::write(&upstreams, "[upstreams.openai.auto]\nrate_min = 9\nrate_max = 5").unwrap();
+    let upstreams = upstreams.display().to_string();
     let table = [
         (
             vec!["--listen".to_owned(), taken.to_string()],
@@ -267,6 +270,11 @@ fn invalid_configuration_is_one_sentence() {
             vec!["--config".to_owned(), config.clone()],
             2,
             format!("error: the configuration `{config}`, line 2: unknown field `port`, expected one of "),
+        ),
+        (
+            vec!["--config".to_owned(), upstreams],
+            2,
+            "error: `upstreams.openai`: `auto.rate_min` is 9, and must be from 0.000001 to 5\n".to_owned(),
         ),
         (vec!["--config".to_owned(), "none.toml".to_owned()], 2, "`none.toml` cannot be read".to_owned()),
         (

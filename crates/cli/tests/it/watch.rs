@@ -255,6 +255,13 @@ fn json_watch_writes_a_line_per_event_until_a_signal() {
     assert_eq!((&refused["entity"], &refused["limit"]), (&"acme".into(), &"jobs".into()));
     let totals = lines.find(|line| line["type"] == "totals" && line["refused"] == 1).unwrap();
     assert_eq!(totals["granted"], 2);
+    let server = fixture.server.as_ref().unwrap();
+    assert_eq!(server.ask("POST /v1/upstreams/openai/acquire", fixture.token.as_deref(), "{}").0, 200);
+    let listed = lines.find(|line| line["type"] == "upstreams").unwrap();
+    assert_eq!(
+        (&listed["upstreams"][0]["name"], &listed["upstreams"][0]["reason"]),
+        (&"openai".into(), &"probing".into())
+    );
     send(&child, Signal::TERM);
     assert_eq!(child.wait().unwrap().code(), Some(143));
 }

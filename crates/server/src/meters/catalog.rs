@@ -39,7 +39,7 @@ const fn histogram(name: &'static str, labels: &'static [&'static str], help: &'
 }
 
 /// All metrics.
-pub(super) const METRICS: [Metric; 37] = [
+pub(super) const METRICS: [Metric; 43] = [
     histogram(
         "tidegate_decision_seconds",
         &["verb"],
@@ -84,6 +84,20 @@ pub(super) const METRICS: [Metric; 37] = [
     counter("tidegate_rls_requests_total", &["answer"], "Requests to Envoy's rate limit service."),
     counter("tidegate_rls_descriptors_total", &["kind"], "Envoy descriptors that were not plain draws."),
     histogram("tidegate_rls_request_seconds", &[], "Latency of requests from Envoy."),
+    counter(
+        "tidegate_upstream_outcomes_total",
+        &["upstream", "outcome"],
+        "Settled and expired permits, by the outcome of the call.",
+    ),
+    counter(
+        "tidegate_upstream_permits_expired_total",
+        &["upstream"],
+        "Permits that were not settled in time.",
+    ),
+    labelled_gauge("tidegate_upstream_rate", &["upstream"], "Permits per second that the throttle grants."),
+    labelled_gauge("tidegate_upstream_slots", &["upstream"], "Permits that may be out at a time."),
+    labelled_gauge("tidegate_upstream_in_flight", &["upstream"], "Permits that are not settled."),
+    labelled_gauge("tidegate_upstream_waiting", &["upstream"], "Requests that wait for a permit."),
     gauge("tidegate_event_listeners", "Event listeners."),
     labelled_gauge("tidegate_connections_open", &["listener"], "Open connections."),
     counter(

@@ -97,13 +97,14 @@ async fn exercised() -> String {
     for listener in ["api", "envoy", "metrics"] {
         all.connections(listener).open.increment(1.0);
     }
+    all.call_expired("openai");
     all.panicked();
     all.swept(SweepReport::default());
     all.clock_offset(Duration::ZERO);
     for answer in ["ok", "over_limit", "refused", "failed"] {
         all.counter("tidegate_rls_requests_total", &[("answer", answer)]).increment(1);
     }
-    for kind in ["shadowed", "unknown", "unlimited", "invalid", "unasked"] {
+    for kind in ["shadowed", "unknown", "unlimited", "invalid", "reported", "refunded", "unasked"] {
         all.counter("tidegate_rls_descriptors_total", &[("kind", kind)]).increment(1);
     }
     all.histogram("tidegate_rls_request_seconds", &[]).record(0.001);
@@ -176,6 +177,9 @@ async fn exported_metrics_match_events() {
         "tidegate_store_errors_total{verb=\"draw\",kind=\"given_up\"} 1",
         "tidegate_store_seconds_count{verb=\"spend\"} 3",
         "tidegate_tls_certificate_expiry_seconds 2000000000",
+        "tidegate_upstream_permits_expired_total{upstream=\"openai\"} 1",
+        "tidegate_upstream_outcomes_total{upstream=\"openai\",outcome=\"ignored\"} 1",
+        "tidegate_upstream_outcomes_total{upstream=\"other\",outcome=\"ignored\"} 0",
     ] {
         assert!(text.contains(&format!("\n{line}\n")), "{line} in {text}");
     }

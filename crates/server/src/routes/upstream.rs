@@ -17,13 +17,14 @@ use crate::slots::AtCapacity;
 use crate::state::State;
 use crate::upstreams::HeldCall;
 
-/// Asks for a permit to call an upstream, which is created on first use: its throttle learns how fast the
-/// upstream may be called. Name one for each quota, such as a provider with a key and a group of models.
+/// Asks for a permit to call an upstream: its throttle learns how fast the upstream may be called. It is created
+/// on first use, unless the server's configuration declares the upstreams. Name one for each quota, such as a provider with a key and a group of models.
 ///
 /// With an entity, a resource and a cost, the limits of that subject are drawn too.
 #[utoipa::path(post, path = "/v1/upstreams/{upstream}/acquire", params(("upstream" = ResourceName, Path)),
     request_body = AcquireCall, responses(
         (status = 200, description = "Make the call, and settle the permit.", body = CallPermit),
+        (status = 404, description = "The configuration declares other upstreams.", body = Problem),
         (status = 429, description = "The upstream would not accept the call in time, or a limit is exceeded.", body = Problem),
     ))]
 pub(super) async fn acquire(
@@ -32,6 +33,10 @@ pub(super) async fn acquire(
     PathParam(upstream): PathParam<ResourceName>,
     JsonBody(body): JsonBody<AcquireCall>,
 ) -> Result<OkJson<CallPermit>, Refusal> {
+    state.upstreams().check(upstream.0.as_str()).map_err(|known| {
+        let detail = format!("the server has no upstream `{upstream}`; its configuration declares: {known}");
+        Refusal::not_found("no-upstream", detail)
+    })?;
     let bounds = state.bounds();
     let deadline = match body.deadline {
         Some(span) => at_most("deadline", span, bounds.lease_deadline_max)?,
@@ -59,7 +64,7 @@ pub(super) async fn acquire(
     // A lease that is dropped is cancelled.
     let permit = state.upstreams().acquire(upstream.0.as_str(), body.tokens, left).await;
     let permit = permit.map_err(|refused| refusal(&upstream, refused))?;
-    let call = HeldCall { permit, lease, expires_at: Instant::now() + deadline };
+    let call = HeldCall { upstream: upstream.0, permit, lease, expires_at: Instant::now() + deadline };
     let at_capacity = || Refusal::busy(AtCapacity::Full, bounds.requests_max, caller.token());
     let number = state.upstreams().hold(call).ok_or_else(at_capacity)?;
     let permit = state.lease_key().name(LeaseId::from_number(number), caller.token());
@@ -85,7 +90,8 @@ pub(super) async fn settle(
         Refusal::new(StatusCode::FORBIDDEN, "not-your-permit", "Not allowed", detail)
     })?;
     let gone = || Refusal::not_found("no-permit", "the permit was settled before, or has expired");
-    let HeldCall { permit, lease, .. } = state.upstreams().take(number.number()).ok_or_else(gone)?;
+    let HeldCall { upstream, permit, lease, .. } =
+        state.upstreams().take(number.number()).ok_or_else(gone)?;
     let mut outcome = outcome(&state, &body);
     if let Some(tokens) = body.tokens {
         outcome = outcome.spent(Cost::request().tokens(tokens));
@@ -93,6 +99,7 @@ pub(super) async fn settle(
     if let Some(latency) = body.latency {
         outcome = outcome.took(latency.as_duration());
     }
+    state.meters().call_settled(upstream.as_str(), &outcome);
     permit.settle(outcome);
     if let Some(mut lease) = lease
         && let Err(error) = lease.settle(body.actual.pairs()).await
@@ -113,7 +120,7 @@ pub(super) async fn settle(
 pub(super) async fn list(With(state): With<State>) -> OkJson<UpstreamList> {
     let view = |view: tidegate::KeyView<String>| {
         let name = view.key.parse().ok()?;
-        let throttle = view.throttle;
+        let (throttle, control) = (&view.throttle, view.throttle.control.as_ref());
         Some(UpstreamState {
             name,
             in_flight: throttle.in_flight,
@@ -121,6 +128,8 @@ pub(super) async fn list(With(state): With<State>) -> OkJson<UpstreamList> {
             admitted: throttle.admitted,
             rate: throttle.rate.map(tidegate::PerSecond::as_f64),
             slots: throttle.slots,
+            quota: control.and_then(|control| control.requests.quota).map(tidegate::PerSecond::as_f64),
+            reason: control.map(|control| control.reason.to_string()),
         })
     };
     let upstreams = state.upstreams().snapshot().top.into_iter().filter_map(view).collect();

@@ -97,6 +97,7 @@ async fn panic_returns_internal_error_without_details() {
         lease_key: LeaseKey::random(),
         bounds: Bounds::default(),
         clock: Arc::new(ManualWall::new(NOW)),
+        upstreams: None,
     };
     let kit = Kit::serving(State::with(limiter, options), (String::new(), String::new())).await;
     let token = Secret::generate(&TokenId::new("ci").unwrap());

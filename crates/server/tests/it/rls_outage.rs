@@ -240,6 +240,7 @@ async fn panic_returns_internal_error_without_details() {
         lease_key: LeaseKey::random(),
         bounds: Bounds::default(),
         clock: Arc::new(ManualWall::new(NOW)),
+        upstreams: None,
     };
     let state = State::with(Limiter::new(Memory::new()), options);
     let listen = ServerOptions::new(any_port()).envoy(any_port(), rules(config()));

@@ -1,6 +1,9 @@
 //! Permits for calls of upstreams.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
+
+use tidegate::{Auto, ResourceName, Throttle};
 
 use crate::kit::codec::json;
 use crate::kit::{ApiResponse, Kit};
@@ -23,6 +26,50 @@ async fn permit_is_settled_once_by_its_token() {
     let upstream = &listed.body["upstreams"][0];
     assert_eq!((upstream["name"].as_str(), upstream["admitted"].as_u64()), (Some("openai/gpt-4"), Some(1)));
     assert_eq!(upstream["in_flight"], 0, "{}", listed.text);
+}
+
+#[tokio::test]
+async fn metrics_show_upstreams() {
+    let kit = Kit::new().await;
+    for status in [200, 429] {
+        let granted = acquire(&kit, json!({"within": 30})).await;
+        let path = format!("/v1/permits/{}/settle", granted.body["permit"].as_str().unwrap());
+        assert_eq!(kit.post(&path, json!({"status": status})).await.status, 204);
+    }
+    assert_eq!(kit.post("/v1/upstreams/other/acquire", json!({})).await.status, 200);
+    for number in 0..70 {
+        let path = format!("/v1/upstreams/u{number}/acquire");
+        assert_eq!(kit.post(&path, json!({})).await.status, 200);
+    }
+    let text = kit.get("/metrics").await.text;
+    for line in [
+        "tidegate_upstream_outcomes_total{upstream=\"openai/gpt-4\",outcome=\"success\"} 1",
+        "tidegate_upstream_outcomes_total{upstream=\"openai/gpt-4\",outcome=\"throttled\"} 1",
+        "tidegate_upstream_in_flight{upstream=\"openai/gpt-4\"} 0",
+        "tidegate_upstream_waiting{upstream=\"openai/gpt-4\"} 0",
+        "tidegate_upstream_in_flight{upstream=\"other\"} 8",
+    ] {
+        assert!(text.contains(&format!("\n{line}\n")), "{line} in {text}");
+    }
+    assert_eq!(text.lines().filter(|line| line.starts_with("tidegate_upstream_rate{")).count(), 65);
+}
+
+#[tokio::test]
+async fn undeclared_upstream_is_refused() {
+    let limits = Throttle::host().auto_within(Auto::default().rate_max(3.0)).limits().unwrap();
+    let kit =
+        Kit::with_upstreams(BTreeMap::from([(ResourceName::new("openai/gpt-4").unwrap(), limits)])).await;
+    let refused = kit.post("/v1/upstreams/other/acquire", json!({})).await;
+    refused.is_problem(404, "no-upstream", "");
+    assert!(refused.text.contains("declares: openai/gpt-4"), "{}", refused.text);
+    assert_eq!(acquire(&kit, json!({})).await.status, 200);
+    let listed = kit.get("/v1/upstreams").await;
+    assert_eq!(listed.body["upstreams"][0]["reason"], "probing", "{}", listed.text);
+    assert_eq!(listed.body["upstreams"][0]["rate"], 3.0, "{}", listed.text);
+
+    let refused =
+        Kit::with_upstreams(BTreeMap::new()).await.post("/v1/upstreams/other/acquire", json!({})).await;
+    assert!(refused.text.contains("declares: there are none"), "{}", refused.text);
 }
 
 #[tokio::test]

@@ -2,13 +2,14 @@
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use reqwest::{Client, Method, RequestBuilder};
 use tidegate::store::{ManualWall, Tokens};
-use tidegate::{Limit, Limiter, Memory, Policy, Scope, Stamp, Store};
+use tidegate::{Limit, Limiter, Limits, Memory, Policy, ResourceName, Scope, Stamp, Store};
 use tidegate_core::limit::name::Namespace;
 use tidegate_core::limit::token::{NewToken, TokenId, TokenScope, TokenScopes};
 use tidegate_server::{
@@ -88,17 +89,32 @@ impl Kit {
         Self::serving(state, tokens).await.with_clock(clock)
     }
 
+    /// Like `new`, with these upstreams only.
+    pub(crate) async fn with_upstreams(upstreams: BTreeMap<ResourceName, Limits>) -> Self {
+        let clock = ManualWall::new(NOW);
+        let limiter = Limiter::new(Memory::with_clock(clock.clone()));
+        let tokens = prepare(&limiter).await;
+        let options = Self::options(&limiter, &clock, Bounds::default()).await;
+        let state = State::with(limiter, StateOptions { upstreams: Some(upstreams), ..options });
+        Self::serving(state, tokens).await.with_clock(clock)
+    }
+
     pub(crate) async fn state(limiter: Limiter, clock: &ManualWall, bounds: Bounds) -> State {
+        let options = Self::options(&limiter, clock, bounds).await;
+        State::with(limiter, options)
+    }
+
+    async fn options(limiter: &Limiter, clock: &ManualWall, bounds: Bounds) -> StateOptions {
         let namespace = Namespace::new("default").expect("a name");
-        let options = StateOptions {
+        StateOptions {
             // Tokens are cached for the whole test, so that only the test's requests reach the store.
             token_cache: Arc::new(StoreTokenCache::with(limiter.clone(), Duration::new(3_600, 0), 8_192)),
             lease_key: LeaseKey::of_store(limiter.store(), &namespace).await.expect("a key"),
             namespace,
             bounds,
             clock: Arc::new(clock.clone()),
-        };
-        State::with(limiter, options)
+            upstreams: None,
+        }
     }
 
     /// Starts a server with this state.
