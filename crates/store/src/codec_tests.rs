@@ -89,9 +89,13 @@ fn entry_is_one_line_with_a_readable_date() {
 
 #[test]
 fn levels_are_written_with_short_keys() {
-    let text = r#"{"v":3,"n":["rpm","tpm","usd"],"l":[{"e":"child","r":"gpt","l":["rpm:60/min","~tpm:7/s:9"]},{"e":"parent","r":"gpt","l":["tpm:100/min","usd:5/day"]}],"x":"return"}"#;
+    let text = r#"{"v":3,"n":["rpm","tpm","usd"],"l":[{"e":"child","r":"gpt","l":["rpm:60/min!600","~tpm:7/s:9!90"]},{"e":"parent","r":"gpt","l":["tpm:100/min!1000","usd:5/day!50"]}],"x":"return"}"#;
     assert_eq!(levels_to_text(&levels()), text);
     same_levels(&levels_from_text(text).unwrap(), &levels());
+    // Leases of earlier versions have no bounds of debts.
+    let older =
+        ["!600", "!90", "!1000", "!50"].iter().fold(text.to_owned(), |text, debt| text.replace(debt, ""));
+    same_levels(&levels_from_text(&older).unwrap(), &levels());
     let back = levels_from_text(text).unwrap();
     assert_eq!(back.levels()[0].limits[1].source, Source::Call);
     assert_eq!(back.levels()[1].limits[1].source, Source::Defaults);

@@ -41,7 +41,7 @@ fn entities_and_tokens_are_planned_and_applied() {
                      +  record of entity bot   -         parent=acme cascade team=search\n\
                      +  token ci               -         acquire,read\n";
         let plan = fixture.run(&format!("limits plan {file}"));
-        let end = "2 entities, 2 scopes, 1 token to change: tidegate limits apply\n";
+        let end = format!("2 entities, 2 scopes, 1 token to change; apply: tidegate limits apply {file}\n");
         assert_eq!((plan.code, plan.stdout), (5, format!("{table}{end}")));
         let json = codec::parse(&fixture.run(&format!("--json limits plan {file}")).stdout);
         assert_eq!(

@@ -14,7 +14,7 @@ use super::schema::{self, Field, fields};
 
 /// Variables of the program `tidegate`, without the prefix. With its prefix they configure the program and
 /// not a throttle; a test of the program checks that none is missing.
-const PROGRAM: [&str; 35] = [
+const PROGRAM: [&str; 36] = [
     "ACTOR",
     "ALIVE_EVERY",
     "BODY_MAX",
@@ -37,6 +37,7 @@ const PROGRAM: [&str; 35] = [
     "LOG_LEVEL",
     "MANIFEST",
     "METRICS",
+    "PROXY",
     "REPORT_TIME",
     "REQUESTS_MAX",
     "SERVER",
