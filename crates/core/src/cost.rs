@@ -125,9 +125,14 @@ impl Cost {
         self
     }
 
-    /// Whether it says only how many tokens were used, and not of which kind.
-    pub(crate) const fn has_only_a_total(&self) -> bool {
+    /// Whether it says how many tokens were used, and not of which kind.
+    pub const fn has_only_a_total(&self) -> bool {
         self.tokens > 0 && self.input_tokens == 0 && self.output_tokens == 0
+    }
+
+    /// Whether tokens were used of which it does not say that they are of another kind than this.
+    pub(crate) const fn may_have_more(&self, kind: Dimension) -> bool {
+        self.units(kind) == 0 && self.tokens > self.input_tokens.saturating_add(self.output_tokens)
     }
 
     /// Whether it is one request with at most tokens and bytes: the fast path in `gates.rs`.

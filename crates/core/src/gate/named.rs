@@ -280,13 +280,13 @@ impl Used {
         }
     }
 
-    /// Units used in a dimension, of which `reserved` were estimated. A total of tokens says nothing about their
-    /// kinds: then the estimates of the kinds stand.
+    /// Units used in a dimension, of which `reserved` were estimated. Tokens of no kind say nothing about kinds: the
+    /// estimate of a kind that was not reported stands.
     pub(super) const fn units(self, counts: Dimension, reserved: u64) -> u64 {
         match (self, counts) {
             (Self::Estimate, _) => reserved,
             (Self::Spent(spent), Dimension::InputTokens | Dimension::OutputTokens)
-                if spent.has_only_a_total() =>
+                if spent.may_have_more(counts) =>
             {
                 reserved
             }

@@ -97,6 +97,7 @@ fn used_tokens_follow_the_outcome() {
         // A total does not say of which kind it was.
         (None, total, [400, 50]),
         (Some(tokens(40)), Outcome::ignored(), [400, 50]),
+        (Some(call(600, 0).tokens(640)), Outcome::ignored(), [400, 50]),
         // More than estimated.
         (None, Outcome::success().spent(call(900, 300)), [100, -100]),
     ];

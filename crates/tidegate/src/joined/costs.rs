@@ -56,6 +56,18 @@ impl Costs {
 }
 
 impl CostUnits {
+    /// With the units of `estimates` for all names in which `others` differ from them.
+    pub(super) fn keep(self, estimates: &Self, others: &Self) -> Self {
+        let (estimates, others) = (estimates.by_name(), others.by_name());
+        let of = |named: &NamedUnits<'_>, name: &str| {
+            named.iter().find(|(other, _)| *other == name).map_or(0, |(_, units)| *units)
+        };
+        let kept = estimates.iter().filter(|(name, units)| of(&others, name) != *units);
+        let used = self.by_name();
+        let used = used.iter().filter(|(name, _)| of(&estimates, name) == of(&others, name));
+        Self::Map(used.chain(kept).map(|(name, units)| (Cow::Owned((*name).to_owned()), *units)).collect())
+    }
+
     #[inline]
     pub(super) fn by_name(&self) -> NamedUnits<'_> {
         match self {

@@ -83,7 +83,7 @@ impl Joined {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let limiter = Limiter::builder(Memory::new()).defaults([Limit::per_day("cents", 500)]).build()?;
-    /// let joined = Throttle::new().limited_by(&limiter).costs(|cost| [("cents", cost.tokens.div_ceil(100))]);
+    /// let joined = Throttle::new().limited_by(&limiter).costs(|cost| [("cents", cost.total_tokens().div_ceil(100))]);
     ///
     /// let permit = joined.acquire(("acme", "gpt-4"), Cost::request().tokens(1_000)).await?;
     /// assert_eq!(permit.lease().held("cents"), Some(10));

@@ -8,7 +8,7 @@ use tidegate_core::limit::balance::Balance;
 use tidegate_core::limit::name::Subject;
 use tidegate_core::outcome::{Kind, Outcome};
 
-use super::costs::Costs;
+use super::costs::{CostUnits, Costs};
 use crate::limiter::{Degraded, Finish, Lease, LimitError, SettleStatus};
 use crate::permit::Permit;
 use crate::run::Spend;
@@ -163,7 +163,7 @@ impl SharedHalf {
         };
         // Requests were made, whatever they used.
         match outcome.spent_cost().or_else(reported).map(|used| used.counted_as(self.cost)) {
-            Some(used) => match self.lease.used(&self.costs.of(used).by_name()) {
+            Some(used) => match self.lease.used(&self.units(used).by_name()) {
                 Ok(units) => (Finish::At(units), None),
                 // The work was done: returning all units would be worse than keeping the estimate.
                 Err(wrong) => (Finish::Full, Some(wrong)),
@@ -171,6 +171,20 @@ impl SharedHalf {
             None if outcome.kind() == Kind::Success => (Finish::Full, None),
             None => (Finish::Cancel, None),
         }
+    }
+}
+
+impl SharedHalf {
+    /// The units of a cost spent. If it has only a total of tokens, limits of one kind keep their estimates.
+    fn units(&self, used: Cost) -> CostUnits {
+        let units = self.costs.of(used);
+        if !used.has_only_a_total() || self.cost.input_tokens == 0 && self.cost.output_tokens == 0 {
+            return units;
+        }
+        let total = self.cost.tokens(self.cost.total_tokens());
+        let (estimates, without_kinds) =
+            (self.costs.of(total), self.costs.of(total.input_tokens(0).output_tokens(0)));
+        units.keep(&estimates, &without_kinds)
     }
 }
 

@@ -26,8 +26,8 @@ use crate::throttle::{Inner, Setup};
 pub struct KeyedNotice<K> {
     /// The latest reading of the clock.
     pub at: Instant,
-    /// The key; `None` for the overflow throttle, and for events of a permit or a handle that outlives the
-    /// registry.
+    /// The key; `None` for the overflow throttle, for a hint that comes after its key was evicted, and for events
+    /// of a permit or a handle that outlives the registry.
     pub key: Option<K>,
     /// The event.
     pub event: KeyedEvent,

@@ -13,7 +13,7 @@ use foldhash::fast::{FixedState, RandomState};
 use hashbrown::HashTable;
 use tidegate_core::cost::{Charge, Cost};
 use tidegate_core::gate::RateState;
-use tidegate_core::plan::Plan;
+use tidegate_core::plan::{Draft, Plan};
 use tidegate_core::random::Random;
 use tidegate_core::time::Instant;
 
@@ -281,12 +281,14 @@ impl RateTerms {
         throttle
     }
 
-    /// The throttle of an evicted key. It follows these terms until the key returns.
+    /// The throttle of an evicted key, whose limits are not known until it returns. Only its pauses are as here.
     fn orphan(&self, hash: u64) -> Arc<Inner> {
-        let (plan, setup) = (Arc::clone(&self.plan), Arc::clone(&self.setup));
-        let throttle = Inner::new(plan, setup, self.random.fork(hash), hash);
-        // No count of changes that a registry has: the key's own limits replace these.
+        let draft = Draft { pause: self.plan.draft().pause, ..Draft::default() };
+        let plan = draft.check().map_or_else(|_| Arc::clone(&self.plan), Arc::new);
+        let throttle = Inner::new(plan, Arc::clone(&self.setup), self.random.fork(hash), hash);
+        // No counts of changes that a registry has: the key's own limits come before it admits.
         throttle.lock().plans = self.plans.wrapping_sub(1);
+        throttle.follows(self.epoch.wrapping_sub(1));
         throttle
     }
 }

@@ -14,6 +14,7 @@ use super::acquire::{Kind, SubjectRef, new_draw};
 use super::error::LimitError;
 use super::events::LimitEvent;
 use super::lease::{Lease, SettleStatus, State};
+use super::remote::is_above;
 use super::request::refuse_disabled;
 use super::waiters::{Ticket, Waiters};
 use super::{Limiter, Shared};
@@ -149,6 +150,8 @@ impl Lease {
         let (how, gives_back) = match finish {
             Finish::At(units) => {
                 let gives_back = units.iter().zip(&self.now.actual).any(|(used, held)| used < held);
+                // The readings show whether a debt reaches its bound.
+                self.now.is_watched |= is_above(&units, &self.now.actual);
                 self.now.actual = units;
                 (Ending::Settled, gives_back)
             }
@@ -161,10 +164,15 @@ impl Lease {
             return None;
         }
         let answer = match how {
-            Ending::Settled => self.store().settle(&self.now).now(),
-            Ending::Cancelled | Ending::Expired => self.store().cancel(&self.cancellation()).now(),
+            Ending::Settled => {
+                let answer = self.store().settle(&self.now).now();
+                answer.map(|answer| answer.map(|moved| self.shared.settled(&self.now, &moved)))
+            }
+            Ending::Cancelled | Ending::Expired => {
+                self.store().cancel(&self.cancellation()).now().map(|answer| answer.map(drop))
+            }
         };
-        answer.map(|answer| self.finish_ending(answer.map(drop), how, gives_back))
+        answer.map(|answer| self.finish_ending(answer, how, gives_back))
     }
 
     /// Completes the ending that was begun.

@@ -120,6 +120,24 @@ fn returning_key_follows_its_own_limits() {
     assert!(keyed.try_acquire(&2, REQUEST).is_err(), "two per second");
 }
 
+#[test]
+fn returning_key_has_its_full_burst() {
+    let (builder, clock) = by_hand(slots(1));
+    let builder = builder.limits_by(|key| rate(Rate::per_second(*key)));
+    let keyed = builder.shards(1).build().expect("within the bounds");
+    let permit = admitted(&keyed, 9);
+    clock.advance(IDLE);
+    drop(admitted(&keyed, 2));
+    sweep(&keyed, 2);
+    assert!(!has(&keyed, 9));
+    permit.settle(Outcome::overload().retry_after(secs(1)));
+    assert!(keyed.try_acquire(&9, REQUEST).is_err(), "it is paused");
+    // Nothing refills during the pause, and it had all before.
+    clock.advance(secs(1));
+    let held = [(); 9].map(|()| keyed.try_acquire(&9, REQUEST));
+    assert!(held.iter().all(Result::is_ok), "{held:?}");
+}
+
 /// A throttle was made while permits of the key without one were out.
 #[test]
 fn permits_end_after_their_key_has_a_throttle() {

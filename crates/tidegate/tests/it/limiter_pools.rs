@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tidegate::store::ManualWall;
 use tidegate::{
-    Across, Lease, Limit, LimitError, LimitEvent, LimitKey, LimitName, Limiter, Memory, OnUnavailable, Scope,
-    Share, Stamp, StoreError, Subject, UsageOf, UsageQuery, Window, Would,
+    Across, Cost, Lease, Limit, LimitError, LimitEvent, LimitKey, LimitName, Limiter, Memory, OnUnavailable,
+    Outcome, Scope, Share, Stamp, StoreError, Subject, Throttle, UsageOf, UsageQuery, Window, Would,
 };
 
 use crate::kit::limiter::{EventLog, calm, child, id, over, policy};
@@ -241,10 +241,14 @@ async fn every_way_to_settle_reports_the_bound() {
     assert_eq!(limiter.stats().debt_bound, 2);
     limiter.settle_lease(remote, 2, [("tpm", 9_000)]).await.unwrap();
     assert_eq!(limiter.stats().debt_bound, 3);
+    let joined = Throttle::new().limited_by(&limiter).costs(|cost| [("tpm", cost.total_tokens())]);
+    let permit = joined.acquire(("d", "gpt"), Cost::request().tokens(10)).await.unwrap();
+    permit.settle(Outcome::success().spent(Cost::request().tokens(9_000))).await.unwrap();
+    assert_eq!(limiter.stats().debt_bound, 4);
     // Nor is a settlement within what is held.
     let mut within = limiter.try_acquire(("c", "gpt"), [("tpm", 10)]).await.unwrap();
     within.settle([("tpm", 10)]).await.unwrap();
-    assert_eq!(limiter.stats().debt_bound, 3);
+    assert_eq!(limiter.stats().debt_bound, 4);
 }
 
 #[tokio::test]
