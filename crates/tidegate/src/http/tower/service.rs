@@ -20,7 +20,7 @@ use crate::throttle::{Inner, Throttle};
 
 const UNIT: Cost = Cost::request();
 
-/// A service behind a throttle. Created by [`ThrottleLayer`].
+/// A service behind a throttle. Created by [`ThrottleLayer`](super::ThrottleLayer).
 ///
 /// Clones share the throttle but not readiness: each becomes ready for itself. Dropped while it is ready, it
 /// refunds its reservation in full; dropped while it waits, it leaves the queue.

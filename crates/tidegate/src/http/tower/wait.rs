@@ -19,7 +19,7 @@ use crate::permit::Permit;
 use crate::permit_body::OwnedCharge;
 use crate::throttle::Throttle;
 
-/// A service that waits inside the call. Created by [`WaitLayer`]. Clones share the throttles.
+/// A service that waits inside the call. Created by [`WaitLayer`](super::WaitLayer). Clones share the throttles.
 ///
 /// Dropping a call while it waits leaves the queue; dropping it in flight returns what it holds.
 pub struct WaitService<S, T, W = Unit, C = HttpResponses> {
