@@ -21,7 +21,7 @@ const COMBINATIONS: [Combination; 14] = [
     ("tidegate", false, ""),
     ("tidegate", false, "tower"),
     ("tidegate", false, "reqwest"),
-    ("tidegate", false, "bar,config,metrics,registrable,test-util,tracing"),
+    ("tidegate", false, "bar,config,metrics,registrable,serde,test-util,tracing"),
     // Shared limits, one engine at a time.
     ("tidegate", true, ""),
     ("tidegate", true, "archive,axum,sqlite"),
