@@ -1,5 +1,6 @@
 //! Headers and addresses: what is forwarded, and where the key of a caller is.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
@@ -101,6 +102,22 @@ pub(crate) fn replace_key(profile: &Profile, headers: &mut HeaderMap, key: &Key)
     true
 }
 
+/// Text of an address without its percent-encoding.
+pub(crate) fn percent_decoded(text: &str) -> Cow<'_, str> {
+    if !text.contains('%') {
+        return text.into();
+    }
+    let digit = |at: usize| char::from(*text.as_bytes().get(at)?).to_digit(16);
+    let (mut decoded, mut at) = (Vec::with_capacity(text.len()), 0);
+    while let Some(&byte) = text.as_bytes().get(at) {
+        let pair = if byte == b'%' { digit(at + 1).zip(digit(at + 2)) } else { None };
+        let value = pair.and_then(|(high, low)| u8::try_from(high * 16 + low).ok());
+        decoded.push(value.unwrap_or(byte));
+        at += if value.is_some() { 3 } else { 1 };
+    }
+    String::from_utf8_lossy(&decoded).into_owned().into()
+}
+
 /// The path and query for the upstream, whose own path is `base`; `without` is a parameter to leave out.
 pub(crate) fn upstream_path(
     base: &str,
@@ -155,6 +172,15 @@ mod tests {
         assert_eq!(key("anthropic", &[("authorization", "bearer t")], "/").as_deref(), Some("t"));
         assert_eq!(key("gemini", &[], "/v1?alt=sse&key=g").as_deref(), Some("g"));
         assert_eq!(key("openai", &[], "/v1?key=g"), None);
+    }
+
+    #[test]
+    fn percent_encoding_is_decoded() {
+        let pairs =
+            [("a%2fB%3a", "a/B:"), ("%6Dodels", "models"), ("%2541", "%41"), ("%4", "%4"), ("%zz", "%zz")];
+        for (text, wanted) in pairs {
+            assert_eq!(percent_decoded(text), wanted);
+        }
     }
 
     #[test]

@@ -125,6 +125,48 @@ async fn calls_without_a_token_are_refused_where_tokens_are_required() {
 }
 
 #[tokio::test]
+async fn no_spelling_of_a_model_evades_limits() {
+    let store = Store::new(&["tokens:1M/day"]).await;
+    let token = store.token("acme", TokenScope::Acquire).await;
+    let upstreams = [
+        upstream("openai", mock("openai", |_| {}).await).key("sk-real"),
+        upstream("gemini", mock("gemini", |_| {}).await).key("sk-real"),
+    ];
+    let through = start(proxy(&upstreams, Some(store.tenants()))).await;
+    let caller = Caller::new(through).with("authorization", &format!("Bearer {token}"));
+    let post = async |path: &str, body: &str| caller.begin("POST", path, body.to_owned()).await.status();
+    let used = async |limit: &str| store.used("acme", "gpt-4", limit).await;
+    let responses = "/openai/v1/responses";
+    let spellings = [
+        (responses, r#"{"mod\u0065l":"gpt-4"}"#),
+        (responses, r#"{"model":"gpt\u002d4"}"#),
+        ("/gemini/v1beta/models/gpt%2D4:generateContent", "{}"),
+        ("/gemini/v1beta/%6dodels/gpt-4:generateContent", "{}"),
+    ];
+    for (calls, (path, body)) in (1..).zip(spellings) {
+        assert_eq!(post(path, body).await, 200, "{path} {body}");
+        eventually("the call is booked", async || used("requests").await == calls).await;
+        assert!(used("output_tokens").await >= calls, "{path} {body}");
+    }
+    let large = format!(r#"{{"input":"{}","model":"gpt-4"}}"#, "x".repeat(9 << 17));
+    let wide: String = BODY.chars().flat_map(|letter| [letter, '\0']).collect();
+    let refused = [
+        (responses, large.as_str()),
+        (responses, &wide),
+        (responses, r#"{"model":"gpt-4\ud800"}"#),
+        ("/gemini/v1beta/models/gpt%252D4:generateContent", "{}"),
+        ("/gemini/v1beta/models//gpt-4:generateContent", "{}"),
+        ("/gemini/v1beta/models/./gpt-4:generateContent", "{}"),
+    ];
+    for (path, body) in refused {
+        assert_eq!(post(path, body).await, 400, "{path} {}", &body[..body.len().min(40)]);
+    }
+    let encoded = caller.clone().with("content-encoding", "gzip").begin("POST", responses, BODY).await;
+    assert_eq!(encoded.status(), 400);
+    assert_eq!(used("requests").await, spellings.len() as u64, "refused calls are not sent");
+}
+
+#[tokio::test]
 async fn stream_that_breaks_off_is_booked_as_an_estimate() {
     let store = Store::new(&[]).await;
     let token = store.token("acme", TokenScope::Acquire).await;
