@@ -16,7 +16,9 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::body::MeteredBody;
 use crate::builder::Upstream;
 use crate::codec::with_usage_option;
-use crate::headers::{Key, WITHIN, find_key, percent_decoded, remove_hop_by_hop, replace_key, upstream_path};
+use crate::headers::{
+    Key, WITHIN, find_key, percent_decoded, remove_hop_by_hop, remove_tokens, replace_key, upstream_path,
+};
 use crate::listener::{ResponseBody, full};
 use crate::profile::{RequestFacts, Tokens};
 use crate::proxy::Inner;
@@ -193,6 +195,7 @@ async fn prepare(
     let tokens = Tokens { input, output: 0, output_max: facts.output_max, choices: facts.choices };
     let mut headers = head.headers.clone();
     remove_hop_by_hop(&mut headers);
+    remove_tokens(&mut headers);
     headers.remove(HOST);
     let asks = facts.is_stream && profile.needs_usage_option(path) && !headers.contains_key(CONTENT_ENCODING);
     let (payload, adds_usage) = payload.edited(&mut headers, asks);

@@ -110,6 +110,33 @@ async fn key_in_a_query_is_replaced_only_for_tenants() {
 }
 
 #[tokio::test]
+async fn upstream_sees_no_token() {
+    let store = Store::new(&[]).await;
+    let reply = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
+    let (addr, mut seen) = raw::upstream(reply).await;
+    let upstreams = [upstream("openai", addr).key("sk-real"), upstream("gemini", addr).key("sk-real")];
+    let through = start(proxy(&upstreams, Some(store.tenants()))).await;
+    let token = store.token("acme", TokenScope::Acquire).await;
+    let bearer = format!("Bearer {token}");
+    let cases: [(&str, &[(&str, &str)]); 4] = [
+        ("sk-real", &[("authorization", &bearer), ("x-api-key", &token), ("api-key", &token)]),
+        ("sk-real", &[("authorization", "Bearer sk-own"), ("authorization", &bearer)]),
+        ("sk-own", &[("authorization", "Bearer sk-own"), ("x-goog-api-key", &token)]),
+        ("sk-own", &[("authorization", "Bearer sk-own"), ("x-api-key", &format!("Bearer  {token}"))]),
+    ];
+    let path = format!("/openai/v1/responses?a=1&key={token}&key=tg%5Fx");
+    for (key, headers) in cases {
+        let caller = Caller::new(through);
+        let caller = headers.iter().fold(caller, |caller, (name, value)| caller.with(name, value));
+        assert_eq!(caller.post(&path, &json!({"model": "m"})).await.status, 200);
+        let Some(Seen::Request(request)) = seen.recv().await else { panic!("a request") };
+        assert!(request.contains("?a=1 HTTP/1.1\r\n"), "{request}");
+        assert!(request.contains(&format!("authorization: Bearer {key}\r\n")), "{request}");
+        assert!(!request.contains("tg_") && !request.contains("tg%5F"), "{request}");
+    }
+}
+
+#[tokio::test]
 async fn calls_without_a_token_are_refused_where_tokens_are_required() {
     let store = Store::new(&[]).await;
     let upstream = upstream("openai", mock("openai", |_| {}).await).key("sk-real");
