@@ -29,7 +29,7 @@ use crate::output::{Format, Output};
 use crate::parse;
 use crate::proxy::check_exposure;
 use crate::signals::Signals;
-use crate::verbs::proxy::{bind, limiter, tenants};
+use crate::verbs::proxy::{bind, drain, limiter, tenants};
 use crate::{child, codec};
 
 pub(crate) const HELP: &str = "\
@@ -169,7 +169,7 @@ pub(crate) async fn run(args: ServeArgs, shared: SharedArgs, format: Format) -> 
     tokio::pin!(running);
     let mut last = None;
     let hangup = Hangup { tls, manifest, limiter: shared_limiter.clone(), is_on_terminal: is_on_terminal() };
-    let result = loop {
+    let mut result = loop {
         tokio::select! {
             result = &mut running => break result,
             signal = signals.next() => {
@@ -185,11 +185,25 @@ pub(crate) async fn run(args: ServeArgs, shared: SharedArgs, format: Format) -> 
             }
         }
     };
-    let is_drained = match proxy {
-        Some(proxy) if result != ShutdownOutcome::AtOnce => proxy.drained().await,
-        _ => true,
-    };
-    shared_limiter.drain().await;
+    let mut is_drained = true;
+    if let Some(mut proxy) = proxy {
+        proxy.stop();
+        while result != ShutdownOutcome::AtOnce {
+            tokio::select! {
+                drained = &mut proxy.running => {
+                    is_drained = drained.unwrap_or(false);
+                    break;
+                }
+                signal = signals.next() => if signal.is_stop() {
+                    last = Some(signal);
+                    result = ShutdownOutcome::AtOnce;
+                }
+            }
+        }
+        // Its connections end with it.
+        proxy.running.abort();
+    }
+    drain(&shared_limiter).await;
     opened.close().await;
     match (result, last) {
         (ShutdownOutcome::Drained, _) if is_drained => Ok(Output::silent(Exit::Done)),
@@ -255,12 +269,6 @@ impl RunningProxy {
     fn stop(&self) {
         self.proxy.close();
         self.stopper.send_replace(true);
-    }
-
-    /// Whether all calls were finished within the drain time.
-    async fn drained(self) -> bool {
-        self.stop();
-        self.running.await.unwrap_or(false)
     }
 }
 
