@@ -3,6 +3,7 @@
 use std::num::NonZero;
 
 use futures_util::future::join_all;
+use tidegate::{Entity, EntityId, Expect};
 use tidegate_core::limit::token::TokenScope;
 
 use crate::kit::client::{Caller, eventually, mock, proxy, start, upstream};
@@ -225,4 +226,17 @@ async fn call_that_the_upstream_refuses_costs_the_tenant_nothing() {
     assert_eq!(caller.begin("POST", "/openai/v1/responses", BODY).await.status(), 400);
     eventually("all returns", async || store.available("acme", "gpt-4", "requests").await == 5).await;
     assert_eq!(store.used("acme", "gpt-4", "requests").await, 0);
+}
+
+#[tokio::test]
+async fn disabled_entity_is_refused_for_good() {
+    let store = Store::new(&[]).await;
+    let token = store.token("acme", TokenScope::Acquire).await;
+    let entity = Entity::new(EntityId::new("acme").unwrap()).disabled(true);
+    store.limiter.admin("test").put_entity(&entity, Expect::Any).await.unwrap();
+    let upstream = upstream("openai", mock("openai", |_| {}).await).key("sk-real");
+    let through = start(proxy(&[upstream], Some(store.tenants()))).await;
+    let caller = Caller::new(through).with("authorization", &format!("Bearer {token}"));
+    let reply = caller.post("/openai/v1/responses", &json!({"model": "m"})).await;
+    assert_eq!((reply.status, reply.header("x-should-retry")), (403, "false"), "{}", reply.text);
 }
