@@ -28,7 +28,7 @@ use crate::manifest::ManifestFile;
 use crate::output::{Format, Output};
 use crate::parse;
 use crate::proxy::check_exposure;
-use crate::signals::Signals;
+use crate::signals::{SignalEvent, Signals};
 use crate::verbs::proxy::{bind, drain, limiter, tenants};
 use crate::{child, codec};
 
@@ -169,45 +169,31 @@ pub(crate) async fn run(args: ServeArgs, shared: SharedArgs, format: Format) -> 
     tokio::pin!(running);
     let mut last = None;
     let hangup = Hangup { tls, manifest, limiter: shared_limiter.clone(), is_on_terminal: is_on_terminal() };
-    let mut result = loop {
+    let result = loop {
         tokio::select! {
             result = &mut running => break result,
             signal = signals.next() => {
                 if signal.is_stop() || signal.is_hangup() && hangup.stops() {
                     last = Some(signal);
                     stopper.stop();
-                    if let Some(proxy) = &proxy {
-                        proxy.stop();
-                    }
+                    proxy.iter().for_each(RunningProxy::stop);
                 } else if signal.is_hangup() {
                     hangup.reload();
                 }
             }
         }
     };
-    let mut is_drained = true;
-    if let Some(mut proxy) = proxy {
-        proxy.stop();
-        while result != ShutdownOutcome::AtOnce {
-            tokio::select! {
-                drained = &mut proxy.running => {
-                    is_drained = drained.unwrap_or(false);
-                    break;
-                }
-                signal = signals.next() => if signal.is_stop() {
-                    last = Some(signal);
-                    result = ShutdownOutcome::AtOnce;
-                }
-            }
-        }
-        // Its connections end with it.
-        proxy.running.abort();
-    }
+    let drained = match (proxy, result == ShutdownOutcome::AtOnce) {
+        (Some(proxy), false) => proxy.drained(&mut signals).await,
+        _ => Ok(true),
+    };
     drain(&shared_limiter).await;
     opened.close().await;
-    match (result, last) {
-        (ShutdownOutcome::Drained, _) if is_drained => Ok(Output::silent(Exit::Done)),
-        (ShutdownOutcome::AtOnce, Some(signal)) => Ok(Output::silent(child::exit_by(signal))),
+    match (result, last, drained) {
+        (ShutdownOutcome::Drained, _, Ok(true)) => Ok(Output::silent(Exit::Done)),
+        (ShutdownOutcome::AtOnce, Some(signal), _) | (_, _, Err(signal)) => {
+            Ok(Output::silent(child::exit_by(signal)))
+        }
         _ => Err(Failure::failed(
             "requests in flight did not finish within the drain time: their leases end at their deadlines",
         )),
@@ -269,6 +255,26 @@ impl RunningProxy {
     fn stop(&self) {
         self.proxy.close();
         self.stopper.send_replace(true);
+    }
+
+    /// Whether all calls were finished within the drain time, or the signal that ended the wait.
+    async fn drained(mut self, signals: &mut Signals) -> Result<bool, SignalEvent> {
+        self.stop();
+        loop {
+            tokio::select! {
+                drained = &mut self.running => return Ok(drained.unwrap_or(false)),
+                signal = signals.next() => if signal.is_stop() {
+                    return Err(signal);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for RunningProxy {
+    /// Ends the calls in flight.
+    fn drop(&mut self) {
+        self.running.abort();
     }
 }
 
