@@ -16,7 +16,9 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::body::MeteredBody;
 use crate::builder::Upstream;
 use crate::codec::with_usage_option;
-use crate::headers::{Key, WITHIN, find_key, remove_hop_by_hop, replace_key, upstream_path};
+use crate::headers::{
+    Key, WITHIN, find_key, percent_decoded, remove_hop_by_hop, remove_tokens, replace_key, upstream_path,
+};
 use crate::listener::{ResponseBody, full};
 use crate::profile::{RequestFacts, Tokens};
 use crate::proxy::Inner;
@@ -146,6 +148,12 @@ async fn prepare(
 ) -> Result<(Prepared, CallInfo), Refusal> {
     let (profile, max) = (&upstream.profile, proxy.bounds.replay_max);
     let reads = profile.reads_bodies() && !body.is_end_stream();
+    let path = head.uri.path().get(upstream.name.len() + 1..).unwrap_or_default();
+    let in_path = profile.model_in(path);
+    let is_tenant = caller.entity.is_some() && head.method == Method::POST;
+    if is_tenant && has_empty_steps(path) {
+        return Err(Refusal::invalid("the path must have no empty steps, `.` or `..`"));
+    }
     let length = body.size_hint().exact();
     let is_small = length.is_some_and(|length| length <= max as u64);
     let mut scan = profile.request.scan();
@@ -161,6 +169,12 @@ async fn prepare(
         let Ok(Ok(read)) = read else { return Err(Refusal::invalid("the body did not arrive")) };
         if reads {
             facts = profile.request.facts(scan);
+            let is_counted = is_tenant && in_path.is_none() && profile.counts_by_body();
+            let hidden =
+                if is_counted { hides_model(&head.headers, &read, facts.model.is_some()) } else { None };
+            if let Some(what) = hidden {
+                return Err(Refusal::invalid(what));
+            }
         }
         match read.rest {
             None => {
@@ -172,13 +186,16 @@ async fn prepare(
     } else {
         Payload::Once(Some(Prefixed::of(body)))
     };
-    let path = head.uri.path().get(upstream.name.len() + 1..).unwrap_or_default();
-    let model = profile.model_in(path).or(facts.model).filter(|_| head.method == Method::POST);
+    let model = in_path.or(facts.model).filter(|_| head.method == Method::POST);
+    if is_tenant && model.as_deref().is_some_and(|model| model.contains(['\\', '%'])) {
+        return Err(Refusal::invalid("the name of a model must have no escapes of its own"));
+    }
     let bytes = length.or(beginning.as_ref().map(|bytes| bytes.len() as u64)).unwrap_or(max as u64);
     let input = proxy.estimates.input(model.as_deref().unwrap_or_default(), bytes);
     let tokens = Tokens { input, output: 0, output_max: facts.output_max, choices: facts.choices };
     let mut headers = head.headers.clone();
     remove_hop_by_hop(&mut headers);
+    remove_tokens(&mut headers);
     headers.remove(HOST);
     let asks = facts.is_stream && profile.needs_usage_option(path) && !headers.contains_key(CONTENT_ENCODING);
     let (payload, adds_usage) = payload.edited(&mut headers, asks);
@@ -195,6 +212,29 @@ async fn prepare(
     let Some(uri) = uri else { return Err(Refusal::invalid("the path is invalid")) };
     let info = CallInfo { profile: profile.clone(), tenant: String::new(), model, bytes, tokens };
     Ok((Prepared { method: head.method.clone(), uri, headers, body: payload, adds_usage }, info))
+}
+
+/// Why the proxy may see no model, or another one than the upstream: a tenant could evade its limits.
+fn hides_model(headers: &HeaderMap, read: &Beginning, has_model: bool) -> Option<&'static str> {
+    let mut encodings = headers.get_all(CONTENT_ENCODING).iter();
+    if encodings.any(|value| !value.as_bytes().eq_ignore_ascii_case(b"identity")) {
+        return Some("the body must have no content-encoding: the proxy reads its model");
+    }
+    // JSON in UTF-16 or UTF-32, which some upstreams accept.
+    if read.bytes.iter().take(4).any(|byte| *byte == 0) {
+        return Some("the body must be UTF-8: the proxy reads its model");
+    }
+    // A multipart body is no JSON.
+    let is_cut = read.rest.is_some() && !read.bytes.starts_with(b"--");
+    (is_cut && !has_model)
+        .then_some("a large body must begin with its model: the proxy reads the beginning only")
+}
+
+/// Whether an upstream may read another path than the proxy.
+fn has_empty_steps(path: &str) -> bool {
+    let path = percent_decoded(path);
+    let is_dots = |step: &str| matches!(step, "." | "..");
+    path.contains("//") || path.split(['/', '\\']).any(is_dots)
 }
 
 /// A call that may be sent.
@@ -304,7 +344,8 @@ fn no_response(
             format!("the upstream did not respond within {span}s"),
         );
     };
-    tracing::warn!(%error, "the upstream did not respond");
+    // It is counted; a line for each call would fill the log.
+    tracing::debug!(%error, "the upstream did not respond");
     ticket.learn(Outcome::failure());
     let is_connect = error.is_connect();
     ticket.end(if is_connect { Ending::NotDone } else { Ending::Unknown });

@@ -45,6 +45,11 @@ pub(crate) fn error_body(format: Format, error: ErrorText<'_>) -> String {
     body.to_string()
 }
 
+/// The inside of a JSON string without its escapes; `None` if one is invalid.
+pub(crate) fn unescaped(text: &[u8]) -> Option<String> {
+    serde_json::from_slice(&[b"\"", text, b"\""].concat()).ok()
+}
+
 /// The members of a request that concern usage in a stream.
 #[derive(Deserialize)]
 struct UsageOption<'a> {

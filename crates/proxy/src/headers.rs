@@ -1,5 +1,6 @@
 //! Headers and addresses: what is forwarded, and where the key of a caller is.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
@@ -24,6 +25,11 @@ const HOP_BY_HOP: [&str; 10] = [
     "expect",
 ];
 
+/// Where callers send keys to some provider.
+const KEY_HEADERS: [&str; 4] = ["authorization", "x-api-key", "api-key", "x-goog-api-key"];
+/// How tokens of tidegate begin.
+const TOKEN: &[u8] = b"tg_";
+
 /// A key as a caller sent it.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Key(String);
@@ -39,7 +45,7 @@ impl Key {
 
     /// Whether it is a token of tidegate instead of a provider's key.
     pub(crate) fn is_token(&self) -> bool {
-        self.0.starts_with("tg_")
+        self.0.as_bytes().starts_with(TOKEN)
     }
 }
 
@@ -67,22 +73,40 @@ pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// The key of the caller: in one of the profile's headers, or in its query.
+/// The key of the caller: in one of the profile's headers, or in its query. Of several a token.
 pub(crate) fn find_key(profile: &Profile, headers: &HeaderMap, uri: &Uri) -> Option<Key> {
-    let in_header = |name: &String| {
-        let value = headers.get(name.as_str())?.to_str().ok()?;
-        let key = match value.split_once(' ') {
-            Some((scheme, key)) if scheme.eq_ignore_ascii_case("bearer") => key.trim(),
-            _ => value,
-        };
-        Some(Key::new(key))
+    let of_value = |value: &HeaderValue| {
+        let value = value.to_str().ok()?;
+        Some(match value.split_once(' ') {
+            Some((scheme, key)) if scheme.eq_ignore_ascii_case("bearer") => Key::new(key.trim()),
+            _ => Key::new(value),
+        })
     };
-    let in_query = || {
-        let name = profile.key_query.as_deref()?;
-        let mut pairs = uri.query()?.split('&').filter_map(|pair| pair.split_once('='));
-        pairs.find(|(key, _)| *key == name).map(|(_, value)| Key::new(value))
+    let in_headers =
+        profile.key_headers.iter().flat_map(|name| headers.get_all(name.as_str())).filter_map(of_value);
+    let pairs =
+        uri.query().into_iter().flat_map(|query| query.split('&')).filter_map(|pair| pair.split_once('='));
+    let in_query = pairs.filter(|(name, _)| Some(*name) == profile.key_query.as_deref());
+    let mut keys = in_headers.chain(in_query.map(|(_, value)| Key::new(value)));
+    let first = keys.next()?;
+    if first.is_token() { Some(first) } else { keys.find(Key::is_token).or(Some(first)) }
+}
+
+/// Removes tokens of tidegate, wherever a provider's key may be: no upstream is to see them.
+pub(crate) fn remove_tokens(headers: &mut HeaderMap) {
+    let is_token = |value: &HeaderValue| {
+        value.as_bytes().split(|byte| matches!(byte, b' ' | b'\t' | b',')).any(|part| part.starts_with(TOKEN))
     };
-    profile.key_headers.iter().find_map(in_header).or_else(in_query)
+    for name in KEY_HEADERS {
+        if headers.get_all(name).iter().any(is_token) {
+            let kept: Vec<HeaderValue> =
+                headers.get_all(name).iter().filter(|value| !is_token(value)).cloned().collect();
+            headers.remove(name);
+            for value in kept {
+                headers.append(name, value);
+            }
+        }
+    }
 }
 
 /// Replaces the caller's key by another.
@@ -101,7 +125,24 @@ pub(crate) fn replace_key(profile: &Profile, headers: &mut HeaderMap, key: &Key)
     true
 }
 
-/// The path and query for the upstream, whose own path is `base`; `without` is a parameter to leave out.
+/// Text of an address without its percent-encoding.
+pub(crate) fn percent_decoded(text: &str) -> Cow<'_, str> {
+    if !text.contains('%') {
+        return text.into();
+    }
+    let digit = |at: usize| char::from(*text.as_bytes().get(at)?).to_digit(16);
+    let (mut decoded, mut at) = (Vec::with_capacity(text.len()), 0);
+    while let Some(&byte) = text.as_bytes().get(at) {
+        let pair = if byte == b'%' { digit(at + 1).zip(digit(at + 2)) } else { None };
+        let value = pair.and_then(|(high, low)| u8::try_from(high * 16 + low).ok());
+        decoded.push(value.unwrap_or(byte));
+        at += if value.is_some() { 3 } else { 1 };
+    }
+    String::from_utf8_lossy(&decoded).into_owned().into()
+}
+
+/// The path and query for the upstream, whose own path is `base`; `without` is a parameter to leave out. A token
+/// of tidegate is left out too.
 pub(crate) fn upstream_path(
     base: &str,
     path: &str,
@@ -110,7 +151,11 @@ pub(crate) fn upstream_path(
 ) -> Option<PathAndQuery> {
     let mut all = format!("{base}{path}");
     if let Some(query) = query {
-        let kept = |pair: &&str| without.is_none_or(|name| pair.split('=').next() != Some(name));
+        let kept = |pair: &&str| {
+            let pair = percent_decoded(pair);
+            let (name, value) = pair.split_once('=').unwrap_or((&pair, ""));
+            Some(name) != without && !(name == "key" && value.as_bytes().starts_with(TOKEN))
+        };
         let query: Vec<&str> = query.split('&').filter(kept).collect();
         if !query.is_empty() {
             all.push('?');
@@ -155,6 +200,18 @@ mod tests {
         assert_eq!(key("anthropic", &[("authorization", "bearer t")], "/").as_deref(), Some("t"));
         assert_eq!(key("gemini", &[], "/v1?alt=sse&key=g").as_deref(), Some("g"));
         assert_eq!(key("openai", &[], "/v1?key=g"), None);
+        let several = [("api-key", "k"), ("authorization", "Bearer a"), ("authorization", "Bearer tg_t")];
+        assert_eq!(key("azure", &several, "/").as_deref(), Some("tg_t"), "a token counts");
+        assert_eq!(key("gemini", &[("x-goog-api-key", "g")], "/?key=tg_t").as_deref(), Some("tg_t"));
+    }
+
+    #[test]
+    fn percent_encoding_is_decoded() {
+        let pairs =
+            [("a%2fB%3a", "a/B:"), ("%6Dodels", "models"), ("%2541", "%41"), ("%4", "%4"), ("%zz", "%zz")];
+        for (text, wanted) in pairs {
+            assert_eq!(percent_decoded(text), wanted);
+        }
     }
 
     #[test]

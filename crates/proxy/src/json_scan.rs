@@ -5,10 +5,12 @@
 
 use std::sync::Arc;
 
+use crate::codec::unescaped;
 use crate::profile::Path;
 
-/// Keys and values are kept up to this many bytes; no wanted one is longer.
-const TEXT_MAX: usize = 256;
+/// Keys and values are kept up to this many bytes; no wanted one is longer, even if each of its characters is
+/// escaped.
+const TEXT_MAX: usize = 1_536;
 /// Deeper values are skipped.
 const DEPTH_MAX: usize = 32;
 
@@ -52,7 +54,7 @@ impl Scalar {
         !self.is_string && self.text == "true"
     }
 
-    /// The text, if it is a string. Escapes stay as they are.
+    /// The text, if it is a string. It has a backslash also if an escape is invalid.
     pub(crate) fn into_string(self) -> Option<String> {
         self.is_string.then_some(self.text)
     }
@@ -139,6 +141,11 @@ impl JsonScan {
         keep(&mut self.text, &rest[..end]);
         match rest.get(end) {
             Some(b'"') => {
+                if self.text.contains(&b'\\')
+                    && let Some(text) = unescaped(&self.text)
+                {
+                    self.text = text.into_bytes();
+                }
                 if is_key {
                     let key = std::mem::take(&mut self.text);
                     if let (0, Some(Some(last))) = (self.skipped, self.open.last_mut()) {
@@ -232,6 +239,8 @@ mod tests {
         assert_eq!(found(&paths, &[body]), wanted);
         assert_eq!(found(&["n"], &[r#"[{"n":1},{"n":2}]"#]), ["2"], "arrays are no step of a path");
         assert_eq!(found(&["model"], &[r#"{"model":"m","rest":"#]), ["m"], "of a document that is cut off");
+        assert_eq!(found(&["model"], &[r#"{"\u006dod\u0065l":"a\/\u002d4"}"#]), ["a/-4"], "escaped");
+        assert_eq!(found(&["model"], &[r#"{"model":"\ud800"}"#]), [r"\ud800"], "an invalid escape");
     }
 
     #[test]

@@ -18,6 +18,7 @@ use hyper_util::server::graceful::GracefulShutdown;
 use tidegate_server::TimeoutStream;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 /// Pause after a failed `accept`, usually for lack of file descriptors.
@@ -69,10 +70,10 @@ impl Default for ListenBounds {
 }
 
 /// Serves connections until `stopped`, then finishes requests in flight. Returns whether all were finished
-/// within the drain time.
+/// within the drain time; those that were not are aborted.
 ///
 /// # Cancel safety
-/// Dropping the future stops accepting connections; open ones go on.
+/// Dropping the future aborts all connections.
 pub async fn serve<S: HttpService>(
     listener: TcpListener,
     service: S,
@@ -81,6 +82,7 @@ pub async fn serve<S: HttpService>(
 ) -> bool {
     let graceful = GracefulShutdown::new();
     let slots = Arc::new(Semaphore::new(bounds.connections_max.clamp(1, Semaphore::MAX_PERMITS)));
+    let mut connections = JoinSet::new();
     let mut stopped = std::pin::pin!(stopped.fuse());
     loop {
         let accepted = tokio::select! {
@@ -106,7 +108,8 @@ pub async fn serve<S: HttpService>(
                 }),
             );
         let connection = graceful.watch(connection);
-        tokio::spawn(async move {
+        while connections.try_join_next().is_some() {}
+        connections.spawn(async move {
             // Slow, disconnected or non-HTTP clients are routine.
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "a connection ended early");
@@ -115,7 +118,10 @@ pub async fn serve<S: HttpService>(
         });
     }
     drop(listener);
-    timeout(bounds.drain_time, graceful.shutdown()).await.is_ok()
+    let is_drained = timeout(bounds.drain_time, graceful.shutdown()).await.is_ok();
+    // Calls are settled as they are dropped.
+    connections.shutdown().await;
+    is_drained
 }
 
 async fn accept(

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::headers::percent_decoded;
 use crate::json_scan::{JsonScan, Scalar};
 
 /// The profile of an upstream whose name has none.
@@ -199,10 +200,17 @@ impl Profile {
         self.reserve != Reserve::None || self.request.models > 0
     }
 
+    /// Whether the bodies of requests name the model, for which usage is counted.
+    pub(crate) fn counts_by_body(&self) -> bool {
+        self.request.models > 0 && !self.usage.is_empty()
+    }
+
     /// The model that a path names.
     pub(crate) fn model_in(&self, path: &str) -> Option<String> {
-        let (_, rest) = path.split_once(self.model_after.as_deref()?)?;
-        rest.split(['/', ':', '?']).next().filter(|model| !model.is_empty()).map(str::to_owned)
+        let (path, after) = (percent_decoded(path), self.model_after.as_deref()?);
+        // Some providers ignore the case of a path.
+        let start = path.to_ascii_lowercase().find(&after.to_ascii_lowercase())? + after.len();
+        path[start..].split(['/', ':', '?']).next().filter(|model| !model.is_empty()).map(str::to_owned)
     }
 
     /// Whether this path reports usage in a stream only if the request asks for it.

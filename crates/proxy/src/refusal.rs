@@ -121,6 +121,7 @@ impl From<LimitError> for Refusal {
                 Self::limited(error.to_string(), Some(retry_after.unwrap_or(Duration::from_secs(1))))
             }
             LimitError::Closed => Self::unavailable("the proxy is stopping", Duration::from_secs(1)),
+            LimitError::Disabled { .. } => Self::forbidden(error.to_string()),
             LimitError::Name(_) | LimitError::Cost(_) => Self::invalid(error.to_string()),
             // Messages of the store may contain addresses and paths: they go to the log.
             _ => {

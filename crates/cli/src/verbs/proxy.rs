@@ -16,7 +16,7 @@ use tidegate_proxy::{HttpService, ListenBounds, Mock, MockOptions, Profiles, Ten
 use tidegate_server::StoreTokenCache;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tokio::time::interval;
+use tokio::time::{interval, timeout};
 
 use crate::args::SharedArgs;
 use crate::child;
@@ -35,6 +35,8 @@ use crate::verbs::serve::log;
 pub(crate) const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8709);
 /// The default listen address of the mock.
 const MOCK_LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8710);
+/// Timeout for settling leases when no call is in flight any more.
+const SETTLE_TIME: Duration = Duration::from_secs(5);
 /// Between sweeps for expired leases.
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
 /// Leases that one sweep ends.
@@ -167,8 +169,7 @@ pub(crate) async fn run(args: ProxyArgs, shared: SharedArgs, format: Format) -> 
     let sweep = opened.as_ref().map(|opened| tokio::spawn(sweep(Arc::clone(&opened.store))));
     let ended = until_signal(listen, proxy.clone(), || proxy.close(), format).await;
     if let Some(limiter) = limiter {
-        limiter.close();
-        limiter.drain().await;
+        drain(&limiter).await;
     }
     if let Some(sweep) = sweep {
         sweep.abort();
@@ -182,6 +183,14 @@ pub(crate) async fn run(args: ProxyArgs, shared: SharedArgs, format: Format) -> 
 /// A limiter of its own over an open store.
 pub(crate) fn limiter(opened: &OpenStore) -> Result<Limiter, Failure> {
     Limiter::over(Arc::clone(&opened.store)).build().map_err(|error| Failure::failed(error.to_string()))
+}
+
+/// Closes a limiter, and waits for the leases that are being settled.
+pub(crate) async fn drain(limiter: &Limiter) {
+    limiter.close();
+    if timeout(SETTLE_TIME, limiter.drain()).await.is_err() {
+        tracing::warn!("leases are still held: they end at their deadlines");
+    }
 }
 
 /// The tenants of an open store.

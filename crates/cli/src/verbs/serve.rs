@@ -28,8 +28,8 @@ use crate::manifest::ManifestFile;
 use crate::output::{Format, Output};
 use crate::parse;
 use crate::proxy::check_exposure;
-use crate::signals::Signals;
-use crate::verbs::proxy::{bind, limiter, tenants};
+use crate::signals::{SignalEvent, Signals};
+use crate::verbs::proxy::{bind, drain, limiter, tenants};
 use crate::{child, codec};
 
 pub(crate) const HELP: &str = "\
@@ -176,24 +176,24 @@ pub(crate) async fn run(args: ServeArgs, shared: SharedArgs, format: Format) -> 
                 if signal.is_stop() || signal.is_hangup() && hangup.stops() {
                     last = Some(signal);
                     stopper.stop();
-                    if let Some(proxy) = &proxy {
-                        proxy.stop();
-                    }
+                    proxy.iter().for_each(RunningProxy::stop);
                 } else if signal.is_hangup() {
                     hangup.reload();
                 }
             }
         }
     };
-    let is_drained = match proxy {
-        Some(proxy) if result != ShutdownOutcome::AtOnce => proxy.drained().await,
-        _ => true,
+    let drained = match (proxy, result == ShutdownOutcome::AtOnce) {
+        (Some(proxy), false) => proxy.drained(&mut signals).await,
+        _ => Ok(true),
     };
-    shared_limiter.drain().await;
+    drain(&shared_limiter).await;
     opened.close().await;
-    match (result, last) {
-        (ShutdownOutcome::Drained, _) if is_drained => Ok(Output::silent(Exit::Done)),
-        (ShutdownOutcome::AtOnce, Some(signal)) => Ok(Output::silent(child::exit_by(signal))),
+    match (result, last, drained) {
+        (ShutdownOutcome::Drained, _, Ok(true)) => Ok(Output::silent(Exit::Done)),
+        (ShutdownOutcome::AtOnce, Some(signal), _) | (_, _, Err(signal)) => {
+            Ok(Output::silent(child::exit_by(signal)))
+        }
         _ => Err(Failure::failed(
             "requests in flight did not finish within the drain time: their leases end at their deadlines",
         )),
@@ -257,10 +257,24 @@ impl RunningProxy {
         self.stopper.send_replace(true);
     }
 
-    /// Whether all calls were finished within the drain time.
-    async fn drained(self) -> bool {
+    /// Whether all calls were finished within the drain time, or the signal that ended the wait.
+    async fn drained(mut self, signals: &mut Signals) -> Result<bool, SignalEvent> {
         self.stop();
-        self.running.await.unwrap_or(false)
+        loop {
+            tokio::select! {
+                drained = &mut self.running => return Ok(drained.unwrap_or(false)),
+                signal = signals.next() => if signal.is_stop() {
+                    return Err(signal);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for RunningProxy {
+    /// Ends the calls in flight.
+    fn drop(&mut self) {
+        self.running.abort();
     }
 }
 

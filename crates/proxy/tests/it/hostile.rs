@@ -1,8 +1,15 @@
 //! A hostile upstream harms one call only.
 
+use std::time::Duration;
+
+use tidegate_proxy::{ListenBounds, serve};
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
 use crate::kit::client::{Caller, mock, proxy, start, upstream};
 use crate::kit::codec::json;
-use crate::kit::raw;
+use crate::kit::raw::{self, Seen};
 
 #[tokio::test]
 async fn hostile_upstreams_harm_one_call_only() {
@@ -35,9 +42,34 @@ async fn hostile_upstreams_harm_one_call_only() {
 
 #[tokio::test]
 async fn unreachable_upstream_is_answered_in_the_format_of_the_provider() {
-    let closed = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let through = start(proxy(&[upstream("anthropic", closed)], None)).await;
     let reply = Caller::new(through).post("/anthropic/v1/messages", &json!({"model": "c"})).await;
     assert_eq!((reply.status, reply.json()["error"]["type"].as_str()), (502, Some("api_error")));
     assert!(!reply.text.contains(&closed.port().to_string()), "{}", reply.text);
+}
+
+#[tokio::test]
+async fn calls_end_with_their_listener() {
+    let (addr, mut seen) = raw::upstream("").await;
+    for is_dropped in [false, true] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let caller = Caller::new(listener.local_addr().unwrap());
+        let (stop, stopped) = oneshot::channel::<()>();
+        let mut bounds = ListenBounds::default();
+        bounds.drain_time = Duration::ZERO;
+        let service = proxy(&[upstream("openai", addr)], None);
+        let running = tokio::spawn(serve(listener, service, bounds, async { drop(stopped.await) }));
+        let call = tokio::spawn(async move { caller.try_post("/openai/v1/responses", "{}").await });
+        assert!(matches!(seen.recv().await, Some(Seen::Request(_))));
+        if is_dropped {
+            running.abort();
+        } else {
+            stop.send(()).unwrap();
+            assert!(!running.await.unwrap(), "a call was in flight");
+        }
+        let closed = timeout(Duration::from_mins(1), seen.recv()).await;
+        assert_eq!(closed, Ok(Some(Seen::Closed)), "the upstream is told");
+        assert!(!call.await.unwrap(), "the caller too");
+    }
 }

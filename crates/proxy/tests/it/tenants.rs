@@ -3,6 +3,7 @@
 use std::num::NonZero;
 
 use futures_util::future::join_all;
+use tidegate::{Entity, EntityId, Expect};
 use tidegate_core::limit::token::TokenScope;
 
 use crate::kit::client::{Caller, eventually, mock, proxy, start, upstream};
@@ -110,6 +111,33 @@ async fn key_in_a_query_is_replaced_only_for_tenants() {
 }
 
 #[tokio::test]
+async fn upstream_sees_no_token() {
+    let store = Store::new(&[]).await;
+    let reply = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
+    let (addr, mut seen) = raw::upstream(reply).await;
+    let upstreams = [upstream("openai", addr).key("sk-real"), upstream("gemini", addr).key("sk-real")];
+    let through = start(proxy(&upstreams, Some(store.tenants()))).await;
+    let token = store.token("acme", TokenScope::Acquire).await;
+    let bearer = format!("Bearer {token}");
+    let cases: [(&str, &[(&str, &str)]); 4] = [
+        ("sk-real", &[("authorization", &bearer), ("x-api-key", &token), ("api-key", &token)]),
+        ("sk-real", &[("authorization", "Bearer sk-own"), ("authorization", &bearer)]),
+        ("sk-own", &[("authorization", "Bearer sk-own"), ("x-goog-api-key", &token)]),
+        ("sk-own", &[("authorization", "Bearer sk-own"), ("x-api-key", &format!("Bearer  {token}"))]),
+    ];
+    let path = format!("/openai/v1/responses?a=1&key={token}&key=tg%5Fx");
+    for (key, headers) in cases {
+        let caller = Caller::new(through);
+        let caller = headers.iter().fold(caller, |caller, (name, value)| caller.with(name, value));
+        assert_eq!(caller.post(&path, &json!({"model": "m"})).await.status, 200);
+        let Some(Seen::Request(request)) = seen.recv().await else { panic!("a request") };
+        assert!(request.contains("?a=1 HTTP/1.1\r\n"), "{request}");
+        assert!(request.contains(&format!("authorization: Bearer {key}\r\n")), "{request}");
+        assert!(!request.contains("tg_") && !request.contains("tg%5F"), "{request}");
+    }
+}
+
+#[tokio::test]
 async fn calls_without_a_token_are_refused_where_tokens_are_required() {
     let store = Store::new(&[]).await;
     let upstream = upstream("openai", mock("openai", |_| {}).await).key("sk-real");
@@ -122,6 +150,48 @@ async fn calls_without_a_token_are_refused_where_tokens_are_required() {
         assert_eq!(caller.get("/tidegate/metrics").await.status, status);
     }
     assert_eq!(Caller::new(through).get("/tidegate/health").await.status, 200);
+}
+
+#[tokio::test]
+async fn no_spelling_of_a_model_evades_limits() {
+    let store = Store::new(&["tokens:1M/day"]).await;
+    let token = store.token("acme", TokenScope::Acquire).await;
+    let upstreams = [
+        upstream("openai", mock("openai", |_| {}).await).key("sk-real"),
+        upstream("gemini", mock("gemini", |_| {}).await).key("sk-real"),
+    ];
+    let through = start(proxy(&upstreams, Some(store.tenants()))).await;
+    let caller = Caller::new(through).with("authorization", &format!("Bearer {token}"));
+    let post = async |path: &str, body: &str| caller.begin("POST", path, body.to_owned()).await.status();
+    let used = async |limit: &str| store.used("acme", "gpt-4", limit).await;
+    let responses = "/openai/v1/responses";
+    let spellings = [
+        (responses, r#"{"mod\u0065l":"gpt-4"}"#),
+        (responses, r#"{"model":"gpt\u002d4"}"#),
+        ("/gemini/v1beta/models/gpt%2D4:generateContent", "{}"),
+        ("/gemini/v1beta/%6dodels/gpt-4:generateContent", "{}"),
+    ];
+    for (calls, (path, body)) in (1..).zip(spellings) {
+        assert_eq!(post(path, body).await, 200, "{path} {body}");
+        eventually("the call is booked", async || used("requests").await == calls).await;
+        assert!(used("output_tokens").await >= calls, "{path} {body}");
+    }
+    let large = format!(r#"{{"input":"{}","model":"gpt-4"}}"#, "x".repeat(9 << 17));
+    let wide: String = BODY.chars().flat_map(|letter| [letter, '\0']).collect();
+    let refused = [
+        (responses, large.as_str()),
+        (responses, &wide),
+        (responses, r#"{"model":"gpt-4\ud800"}"#),
+        ("/gemini/v1beta/models/gpt%252D4:generateContent", "{}"),
+        ("/gemini/v1beta/models//gpt-4:generateContent", "{}"),
+        ("/gemini/v1beta/models/./gpt-4:generateContent", "{}"),
+    ];
+    for (path, body) in refused {
+        assert_eq!(post(path, body).await, 400, "{path} {}", &body[..body.len().min(40)]);
+    }
+    let encoded = caller.clone().with("content-encoding", "gzip").begin("POST", responses, BODY).await;
+    assert_eq!(encoded.status(), 400);
+    assert_eq!(used("requests").await, spellings.len() as u64, "refused calls are not sent");
 }
 
 #[tokio::test]
@@ -156,4 +226,17 @@ async fn call_that_the_upstream_refuses_costs_the_tenant_nothing() {
     assert_eq!(caller.begin("POST", "/openai/v1/responses", BODY).await.status(), 400);
     eventually("all returns", async || store.available("acme", "gpt-4", "requests").await == 5).await;
     assert_eq!(store.used("acme", "gpt-4", "requests").await, 0);
+}
+
+#[tokio::test]
+async fn disabled_entity_is_refused_for_good() {
+    let store = Store::new(&[]).await;
+    let token = store.token("acme", TokenScope::Acquire).await;
+    let entity = Entity::new(EntityId::new("acme").unwrap()).disabled(true);
+    store.limiter.admin("test").put_entity(&entity, Expect::Any).await.unwrap();
+    let upstream = upstream("openai", mock("openai", |_| {}).await).key("sk-real");
+    let through = start(proxy(&[upstream], Some(store.tenants()))).await;
+    let caller = Caller::new(through).with("authorization", &format!("Bearer {token}"));
+    let reply = caller.post("/openai/v1/responses", &json!({"model": "m"})).await;
+    assert_eq!((reply.status, reply.header("x-should-retry")), (403, "false"), "{}", reply.text);
 }

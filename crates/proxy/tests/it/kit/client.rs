@@ -84,6 +84,12 @@ impl Caller {
         read(self.begin("POST", path, body.to_string()).await).await
     }
 
+    /// Whether there is a response.
+    pub(crate) async fn try_post(&self, path: &str, body: &'static str) -> bool {
+        let request = Request::post(format!("http://{}{path}", self.addr)).body(Full::from(body));
+        self.client.request(request.expect("a request")).await.is_ok()
+    }
+
     pub(crate) async fn get(&self, path: &str) -> Reply {
         read(self.begin("GET", path, "").await).await
     }
