@@ -257,6 +257,8 @@ impl Server {
                 if !proxies.is_terminated() {
                     proxies.await;
                 }
+                // Nothing can settle them any more.
+                state.upstreams().detach_all();
                 state.limiter().drain().await;
                 while health_checks.join_next().await.is_some() {}
             };

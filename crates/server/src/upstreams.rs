@@ -1,22 +1,26 @@
 //! Throttles for upstreams that programs in any language call themselves: they ask for a permit before a call,
 //! and report how it went.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use std::{fmt, mem};
 
 use tidegate::{
     Cost, KeyView, Keyed, KeyedSnapshot, Lease, Limits, Outcome, Permit, Refused, ResourceName, Throttle,
 };
+use tidegate_core::limit::token::TokenId;
 use tokio::time::Instant;
+
+use crate::slots::{AtCapacity, Slot, Slots};
 
 /// The most upstreams; further ones share a throttle.
 const UPSTREAMS_MAX: usize = 10_000;
 /// How long an upstream must be unused before everything learned of it is evicted.
 const IDLE_TTL: Duration = Duration::from_hours(6);
-/// The most permits that are not settled.
-const PERMITS_MAX: usize = 65_536;
+/// The most permits that are not settled. A token may hold as many as are free.
+pub(crate) const PERMITS_MAX: usize = 65_536;
 /// The most upstreams of a listing.
 const LISTED_MAX: usize = 1_000;
 /// The most names in an error.
@@ -28,6 +32,7 @@ pub(crate) struct Upstreams {
     /// The only ones, if they are declared.
     declared: Option<Arc<BTreeMap<ResourceName, Limits>>>,
     held: Mutex<HashMap<u128, HeldCall>>,
+    slots: Arc<Slots>,
 }
 
 /// A call that is not settled.
@@ -38,6 +43,25 @@ pub(crate) struct HeldCall {
     /// The limits of a subject that it holds.
     pub(crate) lease: Option<Lease>,
     pub(crate) expires_at: Instant,
+    #[expect(dead_code, reason = "it returns on drop")]
+    pub(crate) slot: Slot,
+}
+
+impl HeldCall {
+    /// Ends it as ignored, and leaves its lease to its deadline. Returns its upstream.
+    fn detach(self) -> ResourceName {
+        self.permit.settle(Outcome::ignored());
+        if let Some(lease) = self.lease {
+            lease.detach();
+        }
+        self.upstream
+    }
+}
+
+impl Drop for Upstreams {
+    fn drop(&mut self) {
+        self.detach_all();
+    }
 }
 
 impl Upstreams {
@@ -53,7 +77,7 @@ impl Upstreams {
         let throttles = throttles.named("upstreams").labelled(String::clone);
         let throttles = throttles.limits_by(move |name| of.get(name.as_str()).unwrap_or(&limits).clone());
         let throttles = throttles.build().expect("the options are within their bounds");
-        Self { throttles, declared, held: Mutex::default() }
+        Self { throttles, declared, held: Mutex::default(), slots: Slots::new(PERMITS_MAX) }
     }
 
     /// Checks that the upstream may be called.
@@ -84,22 +108,29 @@ impl Upstreams {
         self.throttles.acquire_within(upstream, cost, within).await
     }
 
-    /// Keeps a call until it is settled. Returns its number. If there are too many, all that it holds returns.
-    pub(crate) fn hold(&self, call: HeldCall) -> Option<u128> {
-        let mut held = self.lock();
-        if held.len() >= PERMITS_MAX {
-            drop(held);
-            return None;
-        }
+    /// Takes a slot for a permit of this token.
+    ///
+    /// # Errors
+    /// [`AtCapacity`] if the token holds as many as are free.
+    pub(crate) fn slot(&self, token: &TokenId) -> Result<Slot, AtCapacity> {
+        self.slots.take(token)
+    }
+
+    /// Keeps a call until it is settled. Returns its number.
+    pub(crate) fn hold(&self, call: HeldCall) -> u128 {
         // 128 random bits do not repeat.
         let number = rand::random();
-        held.insert(number, call);
-        Some(number)
+        self.lock().insert(number, call);
+        number
     }
 
     /// Takes a call to settle it.
+    /// One that has expired remains until [`expire`](Self::expire).
     pub(crate) fn take(&self, number: u128) -> Option<HeldCall> {
-        self.lock().remove(&number).filter(|call| call.expires_at > Instant::now())
+        match self.lock().entry(number) {
+            Entry::Occupied(call) if call.get().expires_at > Instant::now() => Some(call.remove()),
+            _ => None,
+        }
     }
 
     /// Ends the calls that have expired: they count as ignored, and their leases end by their own deadline.
@@ -108,14 +139,15 @@ impl Upstreams {
         let now = Instant::now();
         let expired: Vec<HeldCall> =
             self.lock().extract_if(|_, call| call.expires_at <= now).map(|(_, call)| call).collect();
-        let end = |HeldCall { upstream, permit, lease, .. }: HeldCall| {
-            permit.settle(Outcome::ignored());
-            if let Some(lease) = lease {
-                lease.detach();
-            }
-            upstream
-        };
-        expired.into_iter().map(end).collect()
+        expired.into_iter().map(HeldCall::detach).collect()
+    }
+
+    /// Ends all calls as if they had [expired](Self::expire): they may have been made, so nothing is returned.
+    pub(crate) fn detach_all(&self) {
+        let held = mem::take(&mut *self.lock());
+        for call in held.into_values() {
+            call.detach();
+        }
     }
 
     /// Every upstream, the busiest first.
@@ -140,5 +172,42 @@ impl Upstreams {
 impl fmt::Debug for Upstreams {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Upstreams").field("held", &self.lock().len()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate::{Limit, Limiter, Memory, Policy, Scope};
+
+    use super::*;
+
+    #[test]
+    fn one_token_leaves_permits_for_others() {
+        let upstreams = Upstreams::new(None);
+        let token = |id: &str| TokenId::new(id).unwrap();
+        let greedy = token("greedy");
+        let held: Vec<Slot> = std::iter::from_fn(|| upstreams.slot(&greedy).ok()).collect();
+        assert_eq!(held.len(), PERMITS_MAX / 2);
+        assert!(upstreams.slot(&token("other")).is_ok());
+    }
+
+    /// Taking one dropped it, which cancelled its lease.
+    #[tokio::test]
+    async fn expired_call_remains_until_it_is_detached() {
+        let upstreams = Upstreams::new(None);
+        let permit = upstreams.acquire("u", 0, Duration::ZERO).await.unwrap();
+        let limiter = Limiter::new(Memory::new());
+        let limits = Policy::new([Limit::per_minute("rpm", 10)]).unwrap();
+        limiter.admin("test").set_policy(Scope::System, limits).await.unwrap();
+        let lease = limiter.try_acquire(("acme", "gpt-4"), [("rpm", 4)]).await.unwrap();
+        let (slot, upstream) =
+            (upstreams.slot(&TokenId::new("a").unwrap()).unwrap(), ResourceName::new("u").unwrap());
+        let call = HeldCall { upstream, permit, lease: Some(lease), expires_at: Instant::now(), slot };
+        let number = upstreams.hold(call);
+        assert!(upstreams.take(number).is_none());
+        assert_eq!(upstreams.expire().len(), 1);
+        limiter.drain().await;
+        let left = limiter.balances(("acme", "gpt-4")).await.unwrap();
+        assert_eq!((left[0].balance.available, upstreams.slots.used()), (6, 0));
     }
 }

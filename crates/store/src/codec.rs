@@ -331,12 +331,12 @@ impl<'a> EntityText<'a> {
     }
 
     fn entity(self) -> Result<Entity, String> {
-        let mut entity = Entity::new(EntityId::new(&self.id).map_err(message)?);
+        let mut entity = Entity::new(EntityId::stored(&self.id).map_err(message)?);
         if let Some(name) = self.name {
             entity = entity.name(name);
         }
         if let Some(parent) = self.parent {
-            entity = entity.parent(EntityId::new(&parent).map_err(message)?);
+            entity = entity.parent(EntityId::stored(&parent).map_err(message)?);
         }
         if self.cascade {
             entity = entity.cascade();
@@ -370,9 +370,9 @@ impl<'a> TokenText<'a> {
         Ok(Token {
             id: TokenId::new(&self.id).map_err(message)?,
             name: self.name.into_owned(),
-            namespace: Namespace::new(&self.namespace).map_err(message)?,
+            namespace: Namespace::stored(&self.namespace).map_err(message)?,
             scopes: scopes.map_err(message)?,
-            entity: self.entity.map(|entity| EntityId::new(&entity)).transpose().map_err(message)?,
+            entity: self.entity.map(|entity| EntityId::stored(&entity)).transpose().map_err(message)?,
             created_at: Stamp::from_micros(self.created_at),
             created_by: self.created_by.into_owned(),
             expires_at: self.expires_at.map(Stamp::from_micros),
@@ -458,9 +458,9 @@ impl<'a> ScopeText<'a> {
     }
 
     fn names(self) -> Result<(Option<EntityId>, Option<ResourceName>), String> {
-        let entity = self.entity.map(|entity| EntityId::new(&entity)).transpose().map_err(message)?;
+        let entity = self.entity.map(|entity| EntityId::stored(&entity)).transpose().map_err(message)?;
         let resource =
-            self.resource.map(|resource| ResourceName::new(&resource)).transpose().map_err(message)?;
+            self.resource.map(|resource| ResourceName::stored(&resource)).transpose().map_err(message)?;
         Ok((entity, resource))
     }
 

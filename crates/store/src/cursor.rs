@@ -4,7 +4,7 @@
 //! parsing validates them.
 
 use tidegate_core::excerpt::excerpt;
-use tidegate_core::limit::name::{EntityId, ResourceName, Subject};
+use tidegate_core::limit::name::{DEFAULT, EntityId, ResourceName, Subject};
 use tidegate_core::limit::policy::Scope;
 use tidegate_core::limit::token::TokenId;
 use tidegate_core::limit::usage::Usage;
@@ -71,9 +71,9 @@ pub(crate) fn parse_scope(cursor: &Cursor) -> Result<Scope, StoreError> {
     let bad = |_| bad_cursor(text);
     match parts[..] {
         ["s"] => Ok(Scope::System),
-        ["r", resource] => Ok(Scope::Resource(ResourceName::new(resource).map_err(bad)?)),
-        ["e", entity] => Ok(Scope::Entity(EntityId::new(entity).map_err(bad)?)),
-        ["x", entity, resource] => Ok(Scope::Subject(Subject::new(entity, resource).map_err(bad)?)),
+        ["r", resource] => Ok(Scope::Resource(ResourceName::stored(resource).map_err(bad)?)),
+        ["e", entity] => Ok(Scope::Entity(EntityId::stored(entity).map_err(bad)?)),
+        ["x", entity, resource] => Ok(Scope::Subject(Subject::stored(entity, resource).map_err(bad)?)),
         _ => Err(bad_cursor(text)),
     }
 }
@@ -85,7 +85,8 @@ pub(crate) fn entity_cursor(entity: &EntityId) -> Cursor {
 
 /// Parses a cursor of [`entity_cursor`].
 pub(crate) fn parse_entity(cursor: &Cursor) -> Result<EntityId, StoreError> {
-    EntityId::stored(cursor.as_str()).map_err(|_| bad_cursor(cursor.as_str()))
+    let subject = Subject::stored(cursor.as_str(), DEFAULT).map_err(|_| bad_cursor(cursor.as_str()))?;
+    Ok(subject.entity)
 }
 
 /// Where the page after this token begins.

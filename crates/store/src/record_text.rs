@@ -58,7 +58,7 @@ impl Key {
         let corrupt = |what: String| StoreError::Corrupt { what };
         match kind {
             0..=3 => Ok(Self::Policy(tables::scope(kind, first, second)?)),
-            4 => EntityId::new(first).map(Self::Entity).map_err(|error| corrupt(error.to_string())),
+            4 => EntityId::stored(first).map(Self::Entity).map_err(|error| corrupt(error.to_string())),
             5 => TokenId::new(first).map(Self::Token).map_err(|error| corrupt(error.to_string())),
             6 => first
                 .parse()
@@ -173,6 +173,42 @@ mod tests {
             let key = Key::from_columns(columns.kind, &columns.first, columns.second).unwrap();
             let (link, body) = (record.link(), record.body());
             assert_eq!(Record::from_text(key, link.as_deref(), record.version, &body).unwrap(), record);
+        }
+    }
+
+    #[test]
+    fn names_of_earlier_versions_are_read() {
+        let names = ["a\u{200c}b", "a\u{fe0f}", "cafe\u{301}"];
+        for name in names {
+            for kind in 1..=4 {
+                let (first, second) =
+                    (if kind == 1 { "" } else { name }, if kind % 2 == 0 { "" } else { name });
+                let key = Key::from_columns(kind, first, second).unwrap();
+                let KeyColumns { first: read, second: also_read, .. } = key.columns();
+                assert_eq!((&*read, also_read), (first, second));
+            }
+            let id = EntityId::stored(name).unwrap();
+            let scope = Scope::Subject(Subject::stored(name, name).unwrap());
+            let entity = Entity::new(id.clone()).parent(EntityId::stored("o\u{308}").unwrap());
+            let changes = [
+                Change::Entity { before: None, after: Some(entity.clone()) },
+                Change::Policy { scope: scope.clone(), before: None, after: None },
+            ];
+            let entries = changes.map(|change| {
+                let filed = match &change {
+                    Change::Policy { scope, .. } => AuditKey::scope(scope),
+                    _ => AuditKey::entity(&id),
+                };
+                let at = Stamp::from_micros(7);
+                let entry = Entry { version: Version::ZERO, at, actor: "root".to_owned(), filed, change };
+                (Key::Entry(0), Value::Entry(entry))
+            });
+            let entity = (Key::Entity(id), Value::Entity(entity));
+            for (key, value) in entries.into_iter().chain([entity]) {
+                let record = Record { key: key.clone(), version: Version::ZERO, value };
+                let text = record.body();
+                assert_eq!(Record::from_text(key, None, Version::ZERO, &text).unwrap(), record);
+            }
         }
     }
 

@@ -51,8 +51,8 @@ pub(crate) fn scope(kind: i64, entity: &str, resource: &str) -> Result<Scope, St
     let corrupt = |error: &dyn std::error::Error| StoreError::Corrupt { what: format!("a policy: {error}") };
     match kind {
         0 => Ok(Scope::System),
-        1 => Ok(Scope::Resource(ResourceName::new(resource).map_err(|error| corrupt(&error))?)),
-        2 => Ok(Scope::Entity(EntityId::new(entity).map_err(|error| corrupt(&error))?)),
+        1 => Ok(Scope::Resource(ResourceName::stored(resource).map_err(|error| corrupt(&error))?)),
+        2 => Ok(Scope::Entity(EntityId::stored(entity).map_err(|error| corrupt(&error))?)),
         3 => Ok(Scope::Subject(subject(entity, resource)?)),
         other => Err(StoreError::Corrupt { what: format!("a policy of the kind {other}") }),
     }

@@ -2,8 +2,9 @@
 //!
 //! `#` separates the parts of keys in stores, so names contain neither it nor control characters. Characters that
 //! are invisible or change the direction of text are not allowed, and text is kept in Unicode's canonical
-//! composition (NFC): two names that look alike are one name. A leading `$` and `_default_` are reserved: audit keys such as `$SYSTEM` start with the former, and stores file an
-//! entity's policy for all resources under the latter.
+//! composition (NFC): two names that look alike are one name. Stores may have names from before this rule. A
+//! leading `$` and `_default_` are reserved: audit keys such as `$SYSTEM` start with the former, and stores file
+//! an entity's policy for all resources under the latter.
 
 use std::borrow::{Borrow, Cow};
 use std::fmt;
@@ -82,6 +83,13 @@ fn composed(name: &str) -> Cow<'_, str> {
     Cow::Owned(name.nfc().collect())
 }
 
+fn check_letters(name: &str, is_bad: impl Fn(char) -> bool) -> Result<(), NameProblem> {
+    match name.char_indices().find(|(_, letter)| is_bad(*letter)) {
+        Some((at, letter)) => Err(NameProblem::Letter { letter, at }),
+        None => Ok(()),
+    }
+}
+
 fn check_name(name: &str, max: usize) -> Result<(), NameProblem> {
     if name.is_empty() {
         return Err(NameProblem::Empty);
@@ -89,10 +97,7 @@ fn check_name(name: &str, max: usize) -> Result<(), NameProblem> {
     if name.len() > max {
         return Err(NameProblem::Long { bytes: name.len(), max });
     }
-    let is_bad = |letter: char| letter == '#' || letter.is_control() || is_hidden(letter);
-    if let Some((at, letter)) = name.char_indices().find(|(_, letter)| is_bad(*letter)) {
-        return Err(NameProblem::Letter { letter, at });
-    }
+    check_letters(name, |letter| letter == '#' || letter.is_control())?;
     if name.starts_with('$') || name == DEFAULT {
         return Err(NameProblem::Reserved);
     }
@@ -102,11 +107,7 @@ fn check_name(name: &str, max: usize) -> Result<(), NameProblem> {
 /// Limit names appear in limit text (`tpm:100k/min`), so they consist of letters, digits, `_`, `-` and `.`.
 fn check_limit_name(name: &str, max: usize) -> Result<(), NameProblem> {
     check_name(name, max)?;
-    let fits = |letter: char| letter.is_ascii_alphanumeric() || "_-.".contains(letter);
-    match name.char_indices().find(|(_, letter)| !fits(*letter)) {
-        Some((at, letter)) => Err(NameProblem::Letter { letter, at }),
-        None => Ok(()),
-    }
+    check_letters(name, |letter| !letter.is_ascii_alphanumeric() && !"_-.".contains(letter))
 }
 
 macro_rules! name {
@@ -131,9 +132,21 @@ macro_rules! name {
             /// [`InvalidName`] with the name and what is wrong with it.
             pub fn new(name: &str) -> Result<Self, InvalidName> {
                 let name = composed(name);
-                match $check(&name, $max) {
-                    Ok(()) => Ok(Self((&*name).into())),
+                match check_letters(&name, is_hidden) {
+                    Ok(()) => Self::stored(&name),
                     Err(why) => Err(InvalidName { kind: $kind, name: name.into_owned(), why }),
+                }
+            }
+
+            /// A name as a store has it. Earlier versions stored names that [`new`](Self::new) would compose
+            /// or refuse, and their records are still found under these.
+            ///
+            /// # Errors
+            /// [`InvalidName`] if no version would have stored it.
+            pub fn stored(name: &str) -> Result<Self, InvalidName> {
+                match $check(name, $max) {
+                    Ok(()) => Ok(Self(name.into())),
+                    Err(why) => Err(InvalidName { kind: $kind, name: name.to_owned(), why }),
                 }
             }
 
@@ -188,16 +201,6 @@ name!(
     /// An isolated part of a store with its own entities, policies and buckets.
     Namespace, "the namespace", check_name, NAME_MAX
 );
-
-impl EntityId {
-    /// The entity of a stored bucket key; that of a [pool](Subject::pool) stands for all entities.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
-    pub fn stored(name: &str) -> Result<Self, InvalidName> {
-        if name == DEFAULT { Ok(Self(name.into())) } else { Self::new(name) }
-    }
-}
 
 /// The subjects that share the bucket of a pooled limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -348,14 +351,15 @@ impl Subject {
         }
     }
 
-    /// A stored key, which may be that of a pool.
+    /// A [stored](EntityId::stored) key, which may be that of a pool.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// [`InvalidName`] with the wrong name of the two and the reason.
     pub fn stored(entity: &str, resource: &str) -> Result<Self, InvalidName> {
-        let entity = EntityId::stored(entity)?;
-        let resource = if resource == DEFAULT { None } else { Some(ResourceName::new(resource)?) };
-        Ok(Self { entity, ..Self::pool(None, resource) })
+        let entity = Some(entity).filter(|name| *name != DEFAULT).map(EntityId::stored).transpose()?;
+        let resource =
+            Some(resource).filter(|name| *name != DEFAULT).map(ResourceName::stored).transpose()?;
+        Ok(Self::pool(entity, resource))
     }
 }
 
@@ -404,6 +408,18 @@ mod tests {
         {
             let error = EntityId::new(hidden).unwrap_err();
             assert!(matches!(error.why, NameProblem::Letter { .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn stored_names_are_kept_as_they_are() {
+        for name in ["cafe\u{301}", "a\u{200c}b", "a\u{fe0f}"] {
+            assert_eq!(EntityId::stored(name).unwrap().as_str(), name);
+            let subject = Subject::stored(name, name).unwrap();
+            assert_eq!((subject.entity.as_str(), subject.resource.as_str()), (name, name));
+        }
+        for bad in ["", "a#b", "a\nb", "$SYSTEM", DEFAULT] {
+            assert!(ResourceName::stored(bad).is_err(), "{bad}");
         }
     }
 

@@ -13,9 +13,8 @@ use super::acquire::at_most;
 use crate::auth::Caller;
 use crate::codec::{JsonBody, OkJson, PathParam};
 use crate::refusal::Refusal;
-use crate::slots::AtCapacity;
 use crate::state::State;
-use crate::upstreams::HeldCall;
+use crate::upstreams::{HeldCall, PERMITS_MAX};
 
 /// Asks for a permit to call an upstream: its throttle learns how fast the upstream may be called. It is created
 /// on first use, unless the server's configuration declares the upstreams. Name one for each quota, such as a provider with a key and a group of models.
@@ -44,13 +43,20 @@ pub(super) async fn acquire(
     };
     let within = body.within.map(|span| at_most("within", span, bounds.within_max)).transpose()?;
     let until = Instant::now() + within.unwrap_or_default();
+    let at_capacity = |at| Refusal::busy(at, PERMITS_MAX, caller.token());
+    let slot = state.upstreams().slot(caller.token()).map_err(at_capacity)?;
     let cost = body.cost.pairs();
+    let revoked = || Refusal::bad_token("the token was revoked");
     let lease = match (&body.entity, &body.resource) {
         (Some(entity), Some(resource)) => {
             let request =
                 state.limiter().request((entity.0.as_str(), resource.0.as_str()), &cost).deadline(deadline);
             Some(match within {
-                Some(within) => request.acquire_within(within).await?,
+                Some(within) => tokio::select! {
+                    biased;
+                    lease = request.acquire_within(within) => lease?,
+                    () = state.until_revoked(&caller) => return Err(revoked()),
+                },
                 None => request.try_acquire().await?,
             })
         }
@@ -60,15 +66,20 @@ pub(super) async fn acquire(
             return Err(Refusal::invalid("entity", detail));
         }
     };
-    let left = until.saturating_duration_since(Instant::now());
+    // The permit ends with its lease, however long it waits for the upstream.
+    let expires_at = Instant::now() + deadline;
+    let left = until.min(expires_at).saturating_duration_since(Instant::now());
     // A lease that is dropped is cancelled.
-    let permit = state.upstreams().acquire(upstream.0.as_str(), body.tokens, left).await;
+    let permit = tokio::select! {
+        biased;
+        permit = state.upstreams().acquire(upstream.0.as_str(), body.tokens, left) => permit,
+        () = state.until_revoked(&caller) => return Err(revoked()),
+    };
     let permit = permit.map_err(|refused| refusal(&upstream, refused))?;
-    let call = HeldCall { upstream: upstream.0, permit, lease, expires_at: Instant::now() + deadline };
-    let at_capacity = || Refusal::busy(AtCapacity::Full, bounds.requests_max, caller.token());
-    let number = state.upstreams().hold(call).ok_or_else(at_capacity)?;
+    let number = state.upstreams().hold(HeldCall { upstream: upstream.0, permit, lease, expires_at, slot });
     let permit = state.lease_key().name(LeaseId::from_number(number), caller.token());
-    Ok(OkJson(CallPermit { permit, expires_in: deadline.into() }))
+    let expires_in = expires_at.saturating_duration_since(Instant::now()).into();
+    Ok(OkJson(CallPermit { permit, expires_in }))
 }
 
 /// Reports how a call went: the throttle of its upstream learns, and the limits are settled. A permit is settled

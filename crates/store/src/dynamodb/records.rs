@@ -364,7 +364,7 @@ pub(super) fn read(key: record::Key, item: &Item) -> Result<Record, StoreError> 
 /// The key of the record with this sort key; `None` if the listing does not include it.
 fn key_in_listing(scan: &Scan, place: &str) -> Result<Option<record::Key>, StoreError> {
     let entity = |id: &str| {
-        let id = EntityId::new(id).map_err(|error| StoreError::Corrupt { what: error.to_string() })?;
+        let id = EntityId::stored(id).map_err(|error| StoreError::Corrupt { what: error.to_string() })?;
         Ok(Some(record::Key::Entity(id)))
     };
     match (scan.kind, &scan.of) {

@@ -53,12 +53,12 @@ pub(super) fn field(key: &Key) -> String {
 fn read_field(kind: Kind, field: &str) -> Result<Key, StoreError> {
     let key = match (kind, &field.split('\0').collect::<Vec<_>>()[..]) {
         (Kind::Policy, ["0"]) => Some(Key::Policy(Scope::System)),
-        (Kind::Policy, ["1", name]) => ResourceName::new(name).ok().map(Scope::Resource).map(Key::Policy),
-        (Kind::Policy, ["2", id]) => EntityId::new(id).ok().map(Scope::Entity).map(Key::Policy),
+        (Kind::Policy, ["1", name]) => ResourceName::stored(name).ok().map(Scope::Resource).map(Key::Policy),
+        (Kind::Policy, ["2", id]) => EntityId::stored(id).ok().map(Scope::Entity).map(Key::Policy),
         (Kind::Policy, ["3", entity, resource]) => {
-            Subject::new(entity, resource).ok().map(Scope::Subject).map(Key::Policy)
+            Subject::stored(entity, resource).ok().map(Scope::Subject).map(Key::Policy)
         }
-        (Kind::Entity, [id]) => EntityId::new(id).ok().map(Key::Entity),
+        (Kind::Entity, [id]) => EntityId::stored(id).ok().map(Key::Entity),
         (Kind::Token, [id]) => TokenId::new(id).ok().map(Key::Token),
         (Kind::Entry, [number]) => number.parse().ok().map(Key::Entry),
         _ => None,

@@ -3,9 +3,12 @@
 
 use std::sync::Arc;
 
+use tidegate_core::limit::entity::Entity;
+use tidegate_core::limit::name::EntityId;
+use tidegate_core::limit::policy::Expect;
 use tidegate_core::time::Stamp;
 use tidegate_store::conformance::{self, Fixture, RealTime};
-use tidegate_store::{ManualWall, SqliteOptions};
+use tidegate_store::{Entities as _, ManualWall, Paging, SqliteOptions};
 
 use crate::kit::common::quick;
 use crate::kit::round_robin::RoundRobin;
@@ -41,3 +44,28 @@ conformance::suite!(suite, open, jumps);
 conformance::suite!(by_two_handles, open_twice, jumps);
 conformance::suite!(on_real_time, open_on_real_time);
 conformance::suite!(in_memory, open_in_memory, jumps);
+
+/// Such a record made its whole page corrupt.
+#[tokio::test]
+async fn names_of_earlier_versions_are_listed() {
+    let store = SqliteOptions::memory().open().await.unwrap();
+    let names = ["a", "a\u{200c}b", "cafe\u{301}", "z"];
+    for name in names {
+        let entity = Entity::new(EntityId::stored(name).unwrap());
+        store.put(&entity, Expect::Any, "test").await.unwrap();
+    }
+    let (mut paging, mut listed) = (Paging::first(1).unwrap(), Vec::new());
+    loop {
+        let page = store.entities(&paging).await.unwrap();
+        listed.extend(page.items.iter().map(|entity| entity.value.id().to_string()));
+        let Some(next) = page.next else { break };
+        paging = paging.after(next);
+    }
+    assert_eq!(listed, names);
+    for name in names {
+        let id = EntityId::stored(name).unwrap();
+        assert!(store.get(&id).await.unwrap().is_some(), "{name}");
+        store.remove(&id, Expect::Any, "test").await.unwrap();
+        assert!(store.get(&id).await.unwrap().is_none(), "{name}");
+    }
+}
