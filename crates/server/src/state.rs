@@ -137,8 +137,9 @@ impl State {
         &self.0.options.bounds
     }
 
-    pub(crate) fn token_cache(&self) -> &dyn TokenCache {
-        &*self.0.options.token_cache
+    /// The source of tokens. What shares it learns of revocations through this server at once.
+    pub fn token_cache(&self) -> &Arc<dyn TokenCache> {
+        &self.0.options.token_cache
     }
 
     pub(crate) fn clock(&self) -> &dyn WallClock {

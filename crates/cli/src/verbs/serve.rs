@@ -159,7 +159,7 @@ pub(crate) async fn run(args: ServeArgs, shared: SharedArgs, format: Format) -> 
     if let Some(manifest) = &manifest {
         manifest.apply().await?;
     }
-    let proxy = build_proxy(proxy, &serving, tenants(state.limiter(), &opened))?;
+    let proxy = build_proxy(proxy, &serving, &opened, &state)?;
     let token = first_token(&*opened.store, &opened.namespace, &args::actor(serving.actor)).await?;
     ready(format, &addresses, &opened, token.as_ref());
     let (stopper, shutdown) = Shutdown::new();
@@ -227,9 +227,13 @@ async fn bind_proxy(serving: &Serving) -> Result<Option<(TcpListener, SocketAddr
 fn build_proxy(
     bound: Option<(TcpListener, SocketAddr)>,
     serving: &Serving,
-    tenants: Tenants,
+    opened: &OpenStore,
+    state: &State,
 ) -> Result<Option<(TcpListener, Proxy)>, Failure> {
     let (Some((listener, _)), Some((listen, settings))) = (bound, &serving.proxy) else { return Ok(None) };
+    // The server's own tokens: a revocation takes effect on both at once.
+    let tokens = Arc::clone(state.token_cache());
+    let tenants = Tenants::new(state.limiter().clone(), tokens, opened.namespace.clone());
     Ok(Some((listener, settings.build(*listen, Some(tenants))?)))
 }
 

@@ -60,6 +60,8 @@ fn serve_proxies_tenants_of_its_store() {
     fixture.ok("limits set system requests:2/day");
     let made = fixture.json("token create acme --scopes acquire");
     let token = made["secret"].as_str().unwrap().to_owned();
+    let made = fixture.json("token create operator --scopes admin");
+    let admin = made["secret"].as_str().unwrap().to_owned();
     let mock = mock(&fixture, &[]);
     let key = fixture.path("key");
     fs::write(&key, "sk-real\n").unwrap();
@@ -88,6 +90,11 @@ fn serve_proxies_tenants_of_its_store() {
         let usage = fixture.json("usage list entity acme");
         usage.to_string().contains("output_tokens")
     });
+    let proxy = std::mem::replace(&mut server.address, api.clone());
+    assert_eq!(server.ask("DELETE /v1/tokens/acme", Some(&admin), "").0, 200);
+    server.address = proxy;
+    let (status, body) = server.ask("POST /openai/v1/responses", Some(&token), BODY);
+    assert_eq!(status, 401, "a revocation by the server takes effect at once: {body}");
     server.address = api;
     let log = server.stop().stderr;
     assert!(!log.contains(&token) && !log.contains("sk-real"), "no secret in the log: {log}");
