@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn refusal_tells_sdks_when_to_retry() {
+    fn refusal_says_when_sdks_may_retry() {
         let refused = |retry_after| Refusal::from(Refused::Limited { by: Gate::Rate, retry_after });
         let response = refused(Some(Duration::from_millis(1_500))).into_response(Format::OpenAi);
         assert_eq!(response.status(), 429);

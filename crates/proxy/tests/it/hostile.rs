@@ -69,7 +69,7 @@ async fn calls_end_with_their_listener() {
             assert!(!running.await.unwrap(), "a call was in flight");
         }
         let closed = timeout(Duration::from_mins(1), seen.recv()).await;
-        assert_eq!(closed, Ok(Some(Seen::Closed)), "the upstream is told");
+        assert_eq!(closed, Ok(Some(Seen::Closed)), "its connection is closed");
         assert!(!call.await.unwrap(), "the caller too");
     }
 }
