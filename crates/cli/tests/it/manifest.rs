@@ -70,7 +70,7 @@ fn entities_and_tokens_are_planned_and_applied() {
 }
 
 #[test]
-fn changed_token_is_refused_before_anything_is_written() {
+fn changed_token_is_refused_before_any_write() {
     for fixture in Fixture::both() {
         let file = fixture.path("limits.toml");
         fs::write(&file, "[token.ci]\nscopes = ['read']\n[system]\nlimits = ['rpm:1/s']").unwrap();

@@ -41,7 +41,7 @@ async fn hostile_upstreams_harm_one_call_only() {
 }
 
 #[tokio::test]
-async fn unreachable_upstream_is_answered_in_the_format_of_the_provider() {
+async fn unreachable_upstream_is_answered_in_its_format() {
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let through = start(proxy(&[upstream("anthropic", closed)], None)).await;
     let reply = Caller::new(through).post("/anthropic/v1/messages", &json!({"model": "c"})).await;

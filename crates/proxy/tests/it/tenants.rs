@@ -52,7 +52,7 @@ async fn bound_token_draws_for_its_entity() {
 }
 
 #[tokio::test]
-async fn refusal_by_a_limit_names_it_in_the_format_of_the_provider() {
+async fn refusal_by_a_limit_names_it_in_providers_format() {
     let store = Store::new(&["requests:1/day"]).await;
     let token = store.token("acme", TokenScope::Acquire).await;
     let upstream = upstream("anthropic", mock("anthropic", |_| {}).await).key("sk-real");
@@ -138,7 +138,7 @@ async fn upstream_sees_no_token() {
 }
 
 #[tokio::test]
-async fn calls_without_a_token_are_refused_where_tokens_are_required() {
+async fn calls_without_a_required_token_are_refused() {
     let store = Store::new(&[]).await;
     let upstream = upstream("openai", mock("openai", |_| {}).await).key("sk-real");
     let builder = tidegate_proxy::Proxy::builder().upstream(upstream).unwrap().tenants(store.tenants());
@@ -217,7 +217,7 @@ async fn stream_that_breaks_off_is_booked_as_an_estimate() {
 }
 
 #[tokio::test]
-async fn call_that_the_upstream_refuses_costs_the_tenant_nothing() {
+async fn call_refused_by_the_upstream_costs_nothing() {
     let store = Store::new(&["requests:5/day", "tokens:1M/day"]).await;
     let token = store.token("acme", TokenScope::Acquire).await;
     let (addr, _seen) = raw::upstream("HTTP/1.1 400 Bad\r\ncontent-length: 2\r\n\r\n{}").await;

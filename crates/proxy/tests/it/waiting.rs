@@ -72,7 +72,7 @@ async fn final_rejections_pass_at_once() {
 }
 
 #[tokio::test]
-async fn too_long_a_wait_is_refused_in_the_format_of_the_provider() {
+async fn too_long_a_wait_is_refused_in_providers_format() {
     let body = "{\"type\":\"error\",\"error\":{\"type\":\"rate_limit_error\",\"message\":\"wait\"}}";
     let reply =
         format!("HTTP/1.1 429 Too Many\r\nretry-after: 500\r\ncontent-length: {}\r\n\r\n{body}", body.len());

@@ -136,7 +136,7 @@ async fn retune_admits_and_refuses_waiters_by_name() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn several_requests_take_one_slot_and_units_of_the_rate() {
+async fn several_requests_take_one_slot_and_rate_units() {
     let throttle = Throttle::builder().slots(Slots::fixed(2)).rate(Rate::per_second(10)).build().unwrap();
     let batch = throttle.acquire(Cost::requests(8)).await.unwrap();
     let seen = throttle.snapshot();
