@@ -8,6 +8,8 @@
 
 #[cfg(any(feature = "postgres", feature = "redis"))]
 mod batch_size;
+#[cfg(any(feature = "postgres", feature = "redis"))]
+mod batcher;
 mod buckets;
 mod changes;
 mod clock;

@@ -48,7 +48,7 @@ struct IdleLimits {
 impl Postgres {
     /// Evicts some idle subjects.
     pub(super) async fn evict(&self) -> Result<(), StoreError> {
-        let cursor = self.batcher.eviction_cursor();
+        let cursor = self.steps.eviction_cursor();
         // Another sweep is running.
         let Ok(mut after) = cursor.after.try_lock() else { return Ok(()) };
         let pages = 1 + (2 * cursor.added.swap(0, Ordering::Relaxed)).div_ceil(PAGE);

@@ -17,7 +17,7 @@ use tokio_postgres::{Config, NoTls, Socket};
 use super::errors::{pool_error, server_error};
 use super::schema::MigrationTimeout;
 use super::sql::Sql;
-use super::batcher::TIMEOUT;
+use super::steps::TIMEOUT;
 use super::{Counters, DEADLINE, Inner, Postgres, StoreGuard, listen, schema};
 use crate::clock::WallClock;
 use crate::error::StoreError;

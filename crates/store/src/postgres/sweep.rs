@@ -96,7 +96,7 @@ impl Postgres {
             let levels = levels.as_deref().map(levels_from_text);
             match (lease_id(id), levels) {
                 (Some(lease), Some(Ok(levels))) => {
-                    answers.push((id, self.batcher.submit(Call::expire(lease, &Arc::new(levels)))?));
+                    answers.push((id, self.steps.submit(Call::expire(lease, &Arc::new(levels)))?));
                 }
                 // It cannot be decoded, which reading it reports. It must not block the others.
                 _ => self.set_aside(id, now).await?,
@@ -191,22 +191,22 @@ impl Postgres {
         if self.inner.clock.is_some() {
             return;
         }
-        let (inner, batcher, guard) =
-            (Arc::downgrade(&self.inner), Arc::downgrade(&self.batcher), Arc::downgrade(&self.guard));
+        let (inner, steps, guard) =
+            (Arc::downgrade(&self.inner), Arc::downgrade(&self.steps), Arc::downgrade(&self.guard));
         let (namespace, changes) = (self.namespace, self.changes.clone());
         self.inner.handle.spawn(async move {
             let (mut calls, mut idle) = (0, 0);
             loop {
                 sleep(CLEANUP_INTERVAL).await;
-                let (Some(inner), Some(batcher), Some(guard)) =
-                    (inner.upgrade(), batcher.upgrade(), guard.upgrade())
+                let (Some(inner), Some(steps), Some(guard)) =
+                    (inner.upgrade(), steps.upgrade(), guard.upgrade())
                 else {
                     return;
                 };
                 if inner.check_open().is_err() {
                     return;
                 }
-                let store = Self { inner, namespace, batcher, changes: changes.clone(), guard };
+                let store = Self { inner, namespace, steps, changes: changes.clone(), guard };
                 let is_idle = std::mem::replace(&mut calls, store.stats().calls) == store.stats().calls;
                 idle = if is_idle { (idle + 1) % IDLE_INTERVALS } else { 0 };
                 if idle <= 1 && store.clean_up().await {
