@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ::redis::Value;
+use ::redis::{Cmd, Value};
 use tidegate_core::limit::name::Namespace;
 use tidegate_core::time::Stamp;
 
@@ -10,7 +10,7 @@ use super::connection::Connection;
 use super::keyspace::{Keyspace, Layout};
 use super::lua_codec::Unpacker;
 use super::options::RedisOptions;
-use super::records::{META, hash_of, number};
+use super::records::{META, hash_of};
 use super::schema::{self, CURRENT};
 use crate::clock::{HostWall, WallClock};
 use crate::error::StoreError;
@@ -94,15 +94,11 @@ impl RedisLifecycle {
     /// How far the namespace's time is ahead of the server's clock.
     async fn clock_offset(&self, connection: &Connection) -> Result<Duration, StoreError> {
         let key = Keyspace::new(&self.namespace, Layout::One).clock(Keyspace::admin_home());
-        match connection.query(::redis::cmd("GET").arg(key)).await? {
-            Value::Nil => Ok(Duration::ZERO),
-            Value::BulkString(kept) => {
-                let mut kept = Unpacker::new(&kept, "the clock");
-                kept.stamp()?;
-                Ok(kept.stamp()?.since(Stamp::ZERO))
-            }
-            other => Err(connection.context().unexpected(&other)),
-        }
+        let kept: Option<Vec<u8>> = connection.query(&Cmd::get(key)).await?;
+        let Some(kept) = kept else { return Ok(Duration::ZERO) };
+        let mut kept = Unpacker::new(&kept, "the clock");
+        kept.stamp()?;
+        Ok(kept.stamp()?.since(Stamp::ZERO))
     }
 
     /// Compares the clock of the server that has the namespace's records, which it dates, with this host's.
@@ -112,13 +108,11 @@ impl RedisLifecycle {
             .arg(1)
             .arg(Keyspace::new(&self.namespace, Layout::One).admin(META));
         // The first call may have to connect.
-        connection.query(&call).await?;
+        connection.query::<()>(&call).await?;
         let before = HostWall.now();
-        let reply = connection.query(&call).await?;
+        let (seconds, micros): (u64, u64) = connection.query(&call).await?;
         let after = HostWall.now();
-        let Value::Array(parts) = &reply else { return Err(connection.context().unexpected(&reply)) };
-        let [seconds, micros] = &parts[..] else { return Err(connection.context().unexpected(&reply)) };
-        let micros = number(seconds)?.saturating_mul(1_000_000).saturating_add(number(micros)?);
+        let micros = seconds.saturating_mul(1_000_000).saturating_add(micros);
         Ok(ClockDifference::between(before, Stamp::from_micros(micros), after))
     }
 
@@ -182,18 +176,11 @@ fn part(namespace: &Namespace) -> Part {
 /// Adds counts to a namespace.
 async fn with_counts(connection: &Connection, name: &Namespace, bare: Space) -> Result<Space, StoreError> {
     let keyspace = Keyspace::new(name, Layout::One);
-    let count = async |kind: Kind| {
-        let mut call = ::redis::cmd("HLEN");
-        call.arg(keyspace.admin(hash_of(kind)));
-        match connection.query(&call).await? {
-            Value::Int(count) => Ok(Some(count.unsigned_abs())),
-            other => Err(connection.context().unexpected(&other)),
-        }
-    };
-    let mut changes = ::redis::cmd("HGET");
-    changes.arg(keyspace.admin(META)).arg("version");
+    let count =
+        async |kind: Kind| connection.query(&Cmd::hlen(keyspace.admin(hash_of(kind)))).await.map(Some);
+    let changes: Option<u64> = connection.query(&Cmd::hget(keyspace.admin(META), "version")).await?;
     Ok(Space {
-        changes: Some(number(&connection.query(&changes).await?)?),
+        changes: Some(changes.unwrap_or(0)),
         entities: count(Kind::Entity).await?,
         policies: count(Kind::Policy).await?,
         ..bare
