@@ -132,12 +132,9 @@ impl Postgres {
     async fn delete_ended_leases(&self, now: Stamp) -> Result<u64, StoreError> {
         let Some(before) = before(now, Some(REMEMBERED)) else { return Ok(0) };
         let statement = "
-            WITH gone AS (
-                DELETE FROM @.leases WHERE namespace = $1 AND id = ANY (ARRAY(
-                    SELECT id FROM @.leases WHERE namespace = $1 AND how IS NOT NULL AND ended_at < $2
-                    ORDER BY ended_at LIMIT $3 FOR UPDATE SKIP LOCKED)) RETURNING 1
-            )
-            SELECT count(*) FROM gone";
+            DELETE FROM @.leases WHERE namespace = $1 AND id = ANY (ARRAY(
+                SELECT id FROM @.leases WHERE namespace = $1 AND how IS NOT NULL AND ended_at < $2
+                ORDER BY ended_at LIMIT $3 FOR UPDATE SKIP LOCKED))";
         self.inner.delete(statement, &[&self.namespace, &column(before.as_micros()), &BATCH]).await
     }
 
@@ -153,23 +150,17 @@ impl Postgres {
                         SELECT entity, resource, name, start FROM @.usage
                         WHERE namespace = $1 AND span = $2 AND start < $3
                         ORDER BY start, entity, resource, name LIMIT $4 FOR UPDATE
-                    ), gone AS (
-                        DELETE FROM @.usage u USING old WHERE u.namespace = $1 AND u.span = $2 AND u.entity = old.entity
-                            AND u.resource = old.resource AND u.name = old.name AND u.start = old.start RETURNING 1
                     )
-                    SELECT count(*) FROM gone";
+                    DELETE FROM @.usage u USING old WHERE u.namespace = $1 AND u.span = $2 AND u.entity = old.entity
+                        AND u.resource = old.resource AND u.name = old.name AND u.start = old.start";
                 let (span, start) = (*window as i16, ended_by(*window, *before));
-                self.inner.count(statement, &[&self.namespace, &span, &start, &max]).await
+                self.inner.delete_once(statement, &[&self.namespace, &span, &start, &max]).await
             }
             Prune::Audit { through } => {
                 let statement = "
-                    WITH gone AS (
-                        DELETE FROM @.audit WHERE namespace = $1 AND number IN (
-                            SELECT number FROM @.audit WHERE namespace = $1 AND version <= $2 ORDER BY number LIMIT $3)
-                        RETURNING 1
-                    )
-                    SELECT count(*) FROM gone";
-                self.inner.count(statement, &[&self.namespace, &column(through.number()), &max]).await
+                    DELETE FROM @.audit WHERE namespace = $1 AND number IN (
+                        SELECT number FROM @.audit WHERE namespace = $1 AND version <= $2 ORDER BY number LIMIT $3)";
+                self.inner.delete_once(statement, &[&self.namespace, &column(through.number()), &max]).await
             }
         }
     }
@@ -222,21 +213,15 @@ impl Inner {
     async fn apply_retention(&self, due: &DueLeases) -> Result<(), StoreError> {
         for (window, before) in self.retention.usage_before(due.wall) {
             let statement = "
-                WITH gone AS (
-                    DELETE FROM @.usage WHERE ctid = ANY (ARRAY(
-                        SELECT ctid FROM @.usage WHERE span = $1 AND start < $2 ORDER BY start LIMIT $3
-                        FOR UPDATE SKIP LOCKED)) RETURNING 1
-                )
-                SELECT count(*) FROM gone";
+                DELETE FROM @.usage WHERE ctid = ANY (ARRAY(
+                    SELECT ctid FROM @.usage WHERE span = $1 AND start < $2 ORDER BY start LIMIT $3
+                    FOR UPDATE SKIP LOCKED))";
             self.delete(statement, &[&(window as i16), &ended_by(window, before), &BATCH]).await?;
         }
         if let Some(before) = self.retention.audit_before(due.now) {
             let statement = "
-                WITH gone AS (
-                    DELETE FROM @.audit WHERE ctid = ANY (ARRAY(
-                        SELECT ctid FROM @.audit WHERE at < $1 ORDER BY at LIMIT $2 FOR UPDATE SKIP LOCKED)) RETURNING 1
-                )
-                SELECT count(*) FROM gone";
+                DELETE FROM @.audit WHERE ctid = ANY (ARRAY(
+                    SELECT ctid FROM @.audit WHERE at < $1 ORDER BY at LIMIT $2 FOR UPDATE SKIP LOCKED))";
             self.delete(statement, &[&column(before.as_micros()), &BATCH]).await?;
         }
         Ok(())
@@ -251,7 +236,7 @@ impl Inner {
     ) -> Result<u64, StoreError> {
         let mut deleted = 0;
         for _ in 0..BATCHES_MAX {
-            let batch = self.count(statement, parameters).await?;
+            let batch = self.delete_once(statement, parameters).await?;
             deleted += batch;
             if batch < BATCH.unsigned_abs() {
                 break;
@@ -260,12 +245,14 @@ impl Inner {
         Ok(deleted)
     }
 
-    async fn count(
+    /// Runs a `DELETE`, and returns the number of rows.
+    async fn delete_once(
         &self,
         statement: &str,
         parameters: &[&(dyn tokio_postgres::types::ToSql + Sync)],
     ) -> Result<u64, StoreError> {
-        let rows = self.query(statement, parameters).await?;
+        let statement = format!("WITH gone AS ({statement} RETURNING 1) SELECT count(*) FROM gone");
+        let rows = self.query(&statement, parameters).await?;
         number(first(&rows)?, "a count")
     }
 }
