@@ -23,7 +23,7 @@ use crate::sync::lock;
 
 /// The most calls that may wait.
 const QUEUE_MAX: usize = 1 << 16;
-/// The most waiting calls that are examined for a batch, as a multiple of its calls.
+/// The most waiting calls that are examined for a batch, as a multiple of the largest batch.
 const SCANNED_PER_CALL: usize = 4;
 /// How many times the collector yields first: callers that were just answered usually send another call.
 const YIELDS: u32 = 3;
@@ -189,7 +189,7 @@ impl<C: BatchedCall> Batcher<C> {
     ) -> Option<(InFlightBatch<S>, Vec<Job<C>>)> {
         let mut state = lock(&self.state);
         state.is_collecting = false;
-        let jobs = state.take(self.limits.weight_max);
+        let jobs = state.take(&self.limits);
         if jobs.is_empty() {
             return None;
         }
@@ -206,12 +206,15 @@ impl<C: BatchedCall> Batcher<C> {
 impl<C: BatchedCall> State<C> {
     /// Takes calls that can be sent together: none whose keys are in flight or belong to an earlier call that
     /// has to wait.
-    fn take(&mut self, weight_max: usize) -> Vec<Job<C>> {
+    fn take(&mut self, limits: &BatchLimits) -> Vec<Job<C>> {
         let calls_max = self.size.get();
         let (mut jobs, mut left) = (Vec::with_capacity(self.queue.len().min(calls_max)), Vec::new());
         let (mut behind, mut leases) = (HashSet::<u64>::new(), HashSet::new());
         let (mut weight, mut scanned) = (0, 0);
-        while jobs.len() < calls_max && weight < weight_max && scanned < SCANNED_PER_CALL * calls_max {
+        while jobs.len() < calls_max
+            && weight < limits.weight_max
+            && scanned < SCANNED_PER_CALL * limits.calls_max
+        {
             let Some(job) = self.queue.pop_front() else { break };
             scanned += 1;
             if job.reply.is_closed() {
@@ -295,5 +298,111 @@ impl<S: BatchSender> Drop for InFlightBatch<S> {
 impl<C: BatchedCall> fmt::Debug for Batcher<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Batcher").field("limits", &self.limits).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::Semaphore;
+
+    use super::*;
+
+    struct Numbered(u32, [u64; 1]);
+
+    impl BatchedCall for Numbered {
+        type Reply = u32;
+
+        fn weight(&self) -> usize {
+            1
+        }
+
+        fn keys(&self) -> &[u64] {
+            &self.1
+        }
+    }
+
+    /// Replies to a batch once it may.
+    struct Upstream {
+        batches: Mutex<Vec<Vec<u32>>>,
+        may_reply: Semaphore,
+        runtime: Option<Handle>,
+    }
+
+    impl BatchSender for Upstream {
+        type Call = Numbered;
+
+        fn place(&self) -> &'static str {
+            "upstream"
+        }
+
+        fn runtime(&self) -> Option<Handle> {
+            self.runtime.clone()
+        }
+
+        async fn send(&self, jobs: Vec<Job<Numbered>>) {
+            lock(&self.batches).push(jobs.iter().map(|job| job.call.0).collect());
+            self.may_reply.acquire().await.expect("it is never closed").forget();
+            for job in jobs {
+                let number = job.call.0;
+                job.reply(Ok(number));
+            }
+        }
+    }
+
+    struct Rig(Arc<Batcher<Numbered>>, Arc<Upstream>);
+
+    impl Rig {
+        fn new(runtime: Option<Handle>) -> Self {
+            let limits = BatchLimits {
+                calls_max: 2,
+                weight_max: 2,
+                in_flight_max: 2,
+                deadline: Duration::from_secs(1),
+            };
+            let upstream = Upstream { batches: Mutex::default(), may_reply: Semaphore::new(0), runtime };
+            Self(Arc::new(Batcher::new(limits)), Arc::new(upstream))
+        }
+
+        fn submit(&self, number: u32, key: u64) -> PendingReply<Numbered> {
+            self.0.submit(&self.1, Numbered(number, [key]), EngineTime::current()).expect("there is space")
+        }
+
+        /// The batches after every task has run until it waits.
+        async fn sent(&self) -> Vec<Vec<u32>> {
+            for _ in 0..20 {
+                yield_now().await;
+            }
+            lock(&self.1.batches).clone()
+        }
+    }
+
+    #[tokio::test]
+    async fn call_waits_for_its_key_and_others_pass() {
+        let rig = Rig::new(Some(Handle::current()));
+        let first = rig.submit(1, 7);
+        assert_eq!(rig.sent().await, [[1]]);
+        let (second, third, last) = (rig.submit(2, 7), rig.submit(3, 8), rig.submit(4, 9));
+        assert_eq!(rig.sent().await, [vec![1], vec![3, 4]]);
+        rig.1.may_reply.add_permits(3);
+        assert_eq!(rig.sent().await, [vec![1], vec![3, 4], vec![2]]);
+        for (number, reply) in [(1, first), (2, second), (3, third), (4, last)] {
+            assert_eq!(reply.await.unwrap().unwrap(), number);
+        }
+    }
+
+    #[tokio::test]
+    async fn dropped_call_is_not_sent() {
+        let rig = Rig::new(Some(Handle::current()));
+        drop(rig.submit(1, 7));
+        let second = rig.submit(2, 7);
+        rig.1.may_reply.add_permits(1);
+        assert_eq!(second.await.unwrap().unwrap(), 2);
+        assert_eq!(rig.sent().await, [[2]]);
+    }
+
+    #[tokio::test]
+    async fn call_without_a_runtime_fails() {
+        let rig = Rig::new(None);
+        assert!(rig.submit(1, 7).await.is_err());
     }
 }
