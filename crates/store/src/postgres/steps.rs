@@ -115,11 +115,11 @@ impl Steps {
                 BatchError::Server(error) if jobs.len() > 1 && is_data_error(&error) => return Err(jobs),
                 BatchError::Server(error) => {
                     let error = server_error(&self.inner.place, error);
-                    fail_all(jobs, || clone_error(&error));
+                    fail_all(jobs, || error.duplicate());
                     return Ok(());
                 }
                 BatchError::Store(error) => {
-                    fail_all(jobs, || clone_error(&error));
+                    fail_all(jobs, || error.duplicate());
                     return Ok(());
                 }
             }
@@ -129,11 +129,10 @@ impl Steps {
     async fn run(&self, jobs: &[Job]) -> Result<Option<Vec<Result<StepReply, StoreError>>>, BatchError> {
         let batch = Batch::new(jobs, &lock(&self.known));
         self.eviction_cursor.add(batch.unknown());
-        let client = self.inner.writer().await.map_err(BatchError::Store)?;
-        let client = super::PooledConnection::new(client);
+        let client = self.inner.connection(&self.inner.writers).await.map_err(BatchError::Store)?;
         let at = (self.namespace, self.inner.wall());
         let row = batch.send(client.get(), &self.inner.sql, at).await;
-        client.mark_done();
+        client.release();
         let Some(row) = row.map_err(BatchError::Server)? else {
             batch.unmark_known(&mut lock(&self.known));
             return Ok(None);
@@ -193,18 +192,5 @@ enum BatchError {
 fn fail_all(jobs: Vec<Job>, error: impl Fn() -> StoreError) {
     for job in jobs {
         job.reply(Err(error()));
-    }
-}
-
-/// Copies an error that belongs to all calls of a batch; sources cannot be cloned.
-fn clone_error(error: &StoreError) -> StoreError {
-    match error {
-        StoreError::TimedOut { millis } => StoreError::TimedOut { millis: *millis },
-        StoreError::Closed { what } => StoreError::Closed { what: what.clone() },
-        StoreError::Denied { what } => StoreError::Denied { what: what.clone() },
-        StoreError::Corrupt { what } => StoreError::Corrupt { what: what.clone() },
-        StoreError::Invalid { what } => StoreError::Invalid { what: what.clone() },
-        StoreError::Unavailable { what, .. } => StoreError::unavailable(what.clone()),
-        other => StoreError::unavailable(other.to_string()),
     }
 }
