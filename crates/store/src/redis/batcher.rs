@@ -221,7 +221,8 @@ impl BatchWorker {
             }
             Err(error) => {
                 for job in jobs {
-                    drop(job.reply.send(Err(error.to_store_error(self.inner.connection.context()))));
+                    let error = self.inner.connection.context().store_error(error.clone());
+                    drop(job.reply.send(Err(error)));
                 }
             }
         }
