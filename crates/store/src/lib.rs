@@ -10,6 +10,8 @@
 mod background;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 mod batch_size;
+#[cfg(any(feature = "postgres", feature = "redis"))]
+mod batcher;
 mod buckets;
 mod changes;
 mod clock;

@@ -2,11 +2,10 @@
 //!
 //! A function in the server (`sql/steps.sql`) decides each step of a lease, by the server's clock and under
 //! row locks of its limits, taken in the order of their keys. A process sends the steps of concurrent callers
-//! in [batches](batcher). Administrative changes are [`records`], each written in one statement that also
+//! in [batches](steps). Administrative changes are [`records`], each written in one statement that also
 //! announces it.
 
 mod batch;
-mod batcher;
 mod call;
 mod engine;
 mod errors;
@@ -18,6 +17,7 @@ mod options;
 mod records;
 mod schema;
 mod sql;
+mod steps;
 mod sweep;
 
 use std::fmt;
@@ -41,9 +41,9 @@ use crate::error::StoreError;
 use crate::retention::Retention;
 use crate::sync::lock;
 use crate::tables::column;
-use batcher::{Batcher, DISCONNECTS_MAX};
 use errors::{is_disconnected, pool_error, server_error};
 use sql::Sql;
+use steps::{DISCONNECTS_MAX, Steps};
 
 /// How long a call may take before the engine counts as unavailable.
 const DEADLINE: Duration = Duration::from_millis(50);
@@ -67,7 +67,7 @@ pub struct Postgres {
     inner: Arc<Inner>,
     /// The namespace's id.
     namespace: i64,
-    batcher: Arc<Batcher>,
+    steps: Arc<Steps>,
     changes: Changes,
     /// Stops the background tasks when the last clone is dropped.
     guard: Arc<StoreGuard>,
@@ -168,8 +168,8 @@ impl Postgres {
         // Read after it is registered: a change between the two would be missed.
         let (_, version) = records::namespace(&inner, name.as_str()).await?;
         heard.announced(version);
-        let batcher = Arc::new(Batcher::new(Arc::clone(&inner), namespace));
-        let store = Self { inner, namespace, batcher, changes, guard };
+        let steps = Arc::new(Steps::new(Arc::clone(&inner), namespace));
+        let store = Self { inner, namespace, steps, changes, guard };
         store.clean_up_in_background();
         Ok(store)
     }

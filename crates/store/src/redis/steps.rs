@@ -11,12 +11,12 @@ use tidegate_core::limit::policy::{OnExpiry, Version};
 use tidegate_core::limit::rule::Rule;
 use tidegate_core::time::Stamp;
 
-use super::Redis;
 use super::batch_call::{EncodedStep, StepReply};
 use super::errors::ErrorContext;
 use super::leases::{self, ending};
 use super::levels::EncodedLevels;
 use super::lua_codec::{NONE, Packer, Unpacker, to_double, to_signed_double};
+use super::{Redis, batcher};
 use crate::buckets::{Movement, Reading, Readings, Renewal};
 use crate::engine::{Change, Step, StepResult, TakeMode};
 use crate::error::StoreError;
@@ -173,7 +173,7 @@ impl Redis {
         step: &ScriptStep<'_>,
         encoded: &Arc<EncodedLevels>,
     ) -> Result<Result<StepResult, Arc<Levels>>, StoreError> {
-        let answer = encoded.batcher.run(&self.inner, step.pack(encoded)).await?;
+        let answer = batcher::run(&encoded.batcher, &self.inner, step.pack(encoded)).await?;
         decode_reply(step, &encoded.levels, &answer, self.inner.connection.context())
     }
 }
