@@ -40,7 +40,7 @@ pub(super) const DUE_PARTS: u64 = 4;
 pub(super) type Item = HashMap<String, AttributeValue>;
 
 /// The key of an item.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Key {
     pub(super) pk: String,
     pub(super) sk: String,

@@ -83,7 +83,7 @@ impl BatchSender for Inner {
             }
             Err(error) => {
                 for job in jobs {
-                    job.reply(Err(error.to_store_error(self.connection.context())));
+                    job.reply(Err(self.connection.context().store_error(error.clone())));
                 }
             }
         }

@@ -39,7 +39,7 @@ impl Engine for Redis {
             is_immediate: false,
             is_durable: true,
             clock: ClockSource::Engine,
-            deadline: self.inner.deadline,
+            deadline: self.inner.options.deadline,
         }
     }
 
@@ -252,33 +252,28 @@ impl Redis {
         let keyspace = &self.inner.keyspace;
         let mut by_home: Vec<(Home, Vec<&Subject>)> = Vec::new();
         for subject in subjects {
-            let home = match keyspace.layout() {
-                Layout::One => Some(Keyspace::admin_home()),
-                Layout::Trees => keyspace.home_of(&self.inner.connection, &subject.entity).await?,
-            };
+            let home = keyspace.home_of(&self.inner.connection, &subject.entity).await?;
             let Some(home) = home else { continue };
             match by_home.iter_mut().find(|(other, _)| *other == home) {
                 Some((_, all)) => all.push(subject),
                 None => by_home.push((home, vec![subject])),
             }
         }
-        let (mut clock, mut found) = (None, Vec::new());
+        if by_home.is_empty() {
+            by_home.push((Keyspace::admin_home(), Vec::new()));
+        }
+        let (mut at, mut clock_offset, mut found) = (Stamp::ZERO, Duration::ZERO, Vec::new());
         for (home, subjects) in by_home {
             let keys: Vec<String> = subjects.iter().map(|subject| keyspace.bucket(home, subject)).collect();
-            let TimedValues { at, clock_offset, values } = self.read_values(home, &keys).await?;
-            clock = clock.max(Some((at, clock_offset)));
-            for (subject, value) in subjects.into_iter().zip(values) {
+            let read = self.read_values(home, &keys).await?;
+            (at, clock_offset) = (at, clock_offset).max((read.at, read.clock_offset));
+            for (subject, value) in subjects.into_iter().zip(read.values) {
                 if let Some(value) = value {
-                    found.push(Bucket { subject: subject.clone(), at, meters: meters(&value)? });
+                    let meters = meters(&value)?;
+                    found.push(Bucket { subject: subject.clone(), at: read.at, meters });
                 }
             }
         }
-        let (at, clock_offset) = if let Some(clock) = clock {
-            clock
-        } else {
-            let looked = self.read_values(Keyspace::admin_home(), &[]).await?;
-            (looked.at, looked.clock_offset)
-        };
         // In the order of the request.
         let place = |bucket: &Bucket| subjects.iter().position(|subject| *subject == bucket.subject);
         if subjects.len() > 1 && keyspace.layout() == Layout::Trees {

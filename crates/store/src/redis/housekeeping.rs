@@ -40,7 +40,7 @@ impl Redis {
     /// process has claimed it.
     pub(super) async fn sweep_in_background(&self, max: usize) -> Result<(), StoreError> {
         self.sweep_up_to(max).await?;
-        let span = self.inner.swept_every.clamp(Duration::from_millis(1), CLAIM_MAX).as_millis();
+        let span = self.inner.sweep_timer.every().clamp(Duration::from_millis(1), CLAIM_MAX).as_millis();
         let mut claim = Cmd::set(self.inner.keyspace.admin("tending"), 1);
         claim.arg("NX").arg("PX").arg(u64::try_from(span).unwrap_or(u64::MAX));
         if self.inner.connection.query(&claim).await? { self.clean_up().await } else { Ok(()) }
@@ -67,7 +67,7 @@ impl Redis {
                 break;
             }
         }
-        let forgotten = match self.inner.retention.audit_before(looked.at) {
+        let forgotten = match self.inner.options.retention.audit_before(looked.at) {
             Some(before) => self.prune_audit(|entry| entry.at < before, LINES_MAX).await.map(drop),
             None => Ok(()),
         };
@@ -109,7 +109,7 @@ impl Redis {
             self.remove_if_unused(subject).await?;
             return Ok(left);
         }
-        for (window, before) in self.inner.retention.usage_before(now) {
+        for (window, before) in self.inner.options.retention.usage_before(now) {
             // Usually nothing is old, which the field names show.
             if left > 0 && fields.iter().any(|field| is_old(field, window, before)) {
                 left -= self.prune_subject(subject, window, before, left).await?;

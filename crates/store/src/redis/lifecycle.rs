@@ -38,57 +38,100 @@ impl RedisOptions {
 
 impl Lifecycle for RedisLifecycle {
     fn init(&self) -> Reply<'_, InitReport> {
-        Reply::later(self.init_namespace())
+        Reply::later(async move {
+            let (connection, layout, _) = self.options.connect().await?;
+            let (_, is_new) = schema::prepare(&connection, &self.namespace, layout).await?;
+            let parts = vec![InitPart { part: self.part(), is_new }];
+            Ok(InitReport { of: whereabouts(&connection), parts, schema: CURRENT })
+        })
     }
 
     fn check(&self) -> Reply<'_, CheckReport> {
-        Reply::later(self.check_namespace())
+        Reply::later(async move {
+            let (connection, _, _) = self.options.connect().await?;
+            let found = schema::find(&connection, &self.namespace).await?;
+            if let Some(newer) = found.filter(|found| found.version > CURRENT) {
+                schema::check_version(&connection, &self.namespace, newer)?;
+            }
+            let server = ServerInfo::query(&connection).await?;
+            Ok(CheckReport {
+                of: whereabouts(&connection),
+                server: server.version_text(),
+                schema: found.map(|found| found.version),
+                schema_wanted: CURRENT,
+                namespace: self.namespace.to_string(),
+                missing: if found.is_some() { Vec::new() } else { vec![self.part()] },
+                durability: server.durability(),
+                settings: server.settings(),
+                clock: Some(self.clock(&connection).await?),
+                clock_offset: match found.map(|found| found.layout) {
+                    Some(Layout::One) => Some(self.clock_offset(&connection).await?),
+                    // On a cluster every tree of entities has a clock of its own.
+                    Some(Layout::Trees) | None => None,
+                },
+            })
+        })
     }
 
     fn upgrade(&self) -> Reply<'_, UpgradeReport> {
-        Reply::later(self.upgrade_namespaces())
+        Reply::later(async move {
+            let (connection, _, _) = self.options.connect().await?;
+            // The namespace that the address names, or all of them.
+            let names = if self.options.has_namespace() {
+                vec![self.namespace.clone()]
+            } else {
+                schema::enrolled(&connection).await?
+            };
+            let mut existing = Vec::new();
+            for name in names {
+                if let Some(found) = schema::find(&connection, &name).await? {
+                    if found.version > CURRENT {
+                        schema::check_version(&connection, &name, found)?;
+                    }
+                    existing.push((name, found));
+                }
+            }
+            if existing.is_empty() {
+                return Err(not_there(&format!("{} at `{}`", self.part(), connection.context().place)));
+            }
+            let mut parts = Vec::new();
+            for (name, found) in existing {
+                schema::upgrade(&connection, &name, found).await?;
+                parts.push(UpgradePart { part: part(&name), from: found.version });
+            }
+            Ok(UpgradeReport { of: whereabouts(&connection), parts, schema: CURRENT })
+        })
     }
 
     fn list(&self) -> Reply<'_, NamespaceList> {
-        Reply::later(self.list_namespaces())
+        Reply::later(async move {
+            let (connection, _, _) = self.options.connect().await?;
+            let mut spaces = Vec::new();
+            for name in schema::enrolled(&connection).await? {
+                if is_enough(&spaces) {
+                    break;
+                }
+                let Some(found) = schema::find(&connection, &name).await? else { continue };
+                let bare = Space {
+                    namespace: Some(name.to_string()),
+                    schema: Some(found.version),
+                    ..Space::default()
+                };
+                // The layout of a newer version is unknown.
+                spaces.push(if found.version > CURRENT {
+                    bare
+                } else {
+                    with_counts(&connection, &name, bare).await?
+                });
+            }
+            Ok(NamespaceList::cut(whereabouts(&connection), CURRENT, spaces))
+        })
     }
 }
 
 impl RedisLifecycle {
     fn part(&self) -> Part {
         part(&self.namespace)
-    }
-
-    async fn init_namespace(&self) -> Result<InitReport, StoreError> {
-        let (connection, layout, _) = self.options.connect().await?;
-        let (_, is_new) = schema::prepare(&connection, &self.namespace, layout).await?;
-        let parts = vec![InitPart { part: self.part(), is_new }];
-        Ok(InitReport { of: whereabouts(&connection), parts, schema: CURRENT })
-    }
-
-    async fn check_namespace(&self) -> Result<CheckReport, StoreError> {
-        let (connection, _, _) = self.options.connect().await?;
-        let found = schema::find(&connection, &self.namespace).await?;
-        if let Some(newer) = found.filter(|found| found.version > CURRENT) {
-            schema::check_version(&connection, &self.namespace, newer)?;
-        }
-        let server = ServerInfo::query(&connection).await?;
-        Ok(CheckReport {
-            of: whereabouts(&connection),
-            server: server.version_text(),
-            schema: found.map(|found| found.version),
-            schema_wanted: CURRENT,
-            namespace: self.namespace.to_string(),
-            missing: if found.is_some() { Vec::new() } else { vec![self.part()] },
-            durability: server.durability(),
-            settings: server.settings(),
-            clock: Some(self.clock(&connection).await?),
-            clock_offset: match found.map(|found| found.layout) {
-                Some(Layout::One) => Some(self.clock_offset(&connection).await?),
-                // On a cluster every tree of entities has a clock of its own.
-                Some(Layout::Trees) | None => None,
-            },
-        })
     }
 
     /// How far the namespace's time is ahead of the server's clock.
@@ -114,54 +157,6 @@ impl RedisLifecycle {
         let after = HostWall.now();
         let micros = seconds.saturating_mul(1_000_000).saturating_add(micros);
         Ok(ClockDifference::between(before, Stamp::from_micros(micros), after))
-    }
-
-    async fn upgrade_namespaces(&self) -> Result<UpgradeReport, StoreError> {
-        let (connection, _, _) = self.options.connect().await?;
-        // The namespace that the address names, or all of them.
-        let names = if self.options.has_namespace() {
-            vec![self.namespace.clone()]
-        } else {
-            schema::all(&connection).await?
-        };
-        let mut existing = Vec::new();
-        for name in names {
-            if let Some(found) = schema::find(&connection, &name).await? {
-                if found.version > CURRENT {
-                    schema::check_version(&connection, &name, found)?;
-                }
-                existing.push((name, found));
-            }
-        }
-        if existing.is_empty() {
-            return Err(not_there(&format!("{} at `{}`", self.part(), connection.context().place)));
-        }
-        let mut parts = Vec::new();
-        for (name, found) in existing {
-            schema::upgrade(&connection, &name, found).await?;
-            parts.push(UpgradePart { part: part(&name), from: found.version });
-        }
-        Ok(UpgradeReport { of: whereabouts(&connection), parts, schema: CURRENT })
-    }
-
-    async fn list_namespaces(&self) -> Result<NamespaceList, StoreError> {
-        let (connection, _, _) = self.options.connect().await?;
-        let mut spaces = Vec::new();
-        for name in schema::enrolled(&connection).await? {
-            if is_enough(&spaces) {
-                break;
-            }
-            let Some(found) = schema::find(&connection, &name).await? else { continue };
-            let bare =
-                Space { namespace: Some(name.to_string()), schema: Some(found.version), ..Space::default() };
-            // The layout of a newer version is unknown.
-            spaces.push(if found.version > CURRENT {
-                bare
-            } else {
-                with_counts(&connection, &name, bare).await?
-            });
-        }
-        Ok(NamespaceList::cut(whereabouts(&connection), CURRENT, spaces))
     }
 }
 

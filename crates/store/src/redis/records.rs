@@ -142,15 +142,12 @@ impl Redis {
     }
 
     pub(super) async fn scan(&self, scan: &Scan) -> Result<Vec<Record>, StoreError> {
-        let (prefix, mut after) = match self.index_range(scan).await? {
-            IndexRange::One(key) => {
-                return Ok(self.records_at(scan.kind, &[field(&key)]).await?.into_iter().flatten().collect());
-            }
-            IndexRange::None => return Ok(Vec::new()),
-            IndexRange::Behind(prefix, after) => {
-                (Prefix::of(&prefix.iter().map(String::as_str).collect::<Vec<_>>()), after)
-            }
-        };
+        if let (Kind::Token, Of::Link(hash)) = (scan.kind, &scan.of) {
+            let find = Cmd::hget(self.inner.keyspace.admin(HASHES), hash);
+            let id: Option<String> = self.inner.connection.query(&find).await?;
+            return Ok(self.records_at(scan.kind, id.as_slice()).await?.into_iter().flatten().collect());
+        }
+        let (prefix, mut after) = index_range(scan);
         let mut found = Vec::new();
         // A record that is deleted between the index and its hash leaves a page short.
         while found.len() < scan.max {
@@ -167,43 +164,6 @@ impl Redis {
         Ok(found)
     }
 
-    /// The range of the index that has the records of a scan.
-    async fn index_range(&self, scan: &Scan) -> Result<IndexRange, StoreError> {
-        let after = scan.after.as_ref();
-        let behind = |prefix: &[&str], after: Option<String>| {
-            IndexRange::Behind(prefix.iter().map(|part| (*part).to_owned()).collect(), after)
-        };
-        let after_subject = match after {
-            Some(Key::Policy(Scope::Subject(subject))) => Some(subject),
-            _ => None,
-        };
-        Ok(match (scan.kind, &scan.of) {
-            (Kind::Policy, Of::All) => behind(&["p"], after.map(field)),
-            (Kind::Policy, Of::Link(resource)) => {
-                behind(&["x", resource], after_subject.map(|subject| subject.entity.to_string()))
-            }
-            (Kind::Policy, Of::Entity(entity)) => match after_subject {
-                Some(subject) if subject.entity > *entity => IndexRange::None,
-                Some(subject) if subject.entity == *entity => {
-                    behind(&["p", "3", entity.as_str()], Some(subject.resource.to_string()))
-                }
-                _ => behind(&["p", "3", entity.as_str()], None),
-            },
-            (Kind::Entity, Of::Link(parent)) => behind(&["c", parent], after.map(field)),
-            (Kind::Entity, _) => behind(&["e"], after.map(field)),
-            (Kind::Token, Of::Link(hash)) => {
-                let find = Cmd::hget(self.inner.keyspace.admin(HASHES), hash);
-                match self.inner.connection.query::<Option<String>>(&find).await? {
-                    Some(id) => IndexRange::One(read_field(Kind::Token, &id)?),
-                    None => IndexRange::None,
-                }
-            }
-            (Kind::Token, _) => behind(&["t"], after.map(field)),
-            (Kind::Entry, Of::Link(filed)) => behind(&["f", filed], after.map(field)),
-            (Kind::Entry, _) => behind(&["a"], after.map(field)),
-        })
-    }
-
     /// Makes the changes and their audit entries; `false` if the namespace's version has changed.
     pub(super) async fn write(&self, write: &RecordWrite) -> Result<bool, StoreError> {
         let inner = &self.inner;
@@ -215,7 +175,7 @@ impl Redis {
         let keys = std::iter::once(META).chain(COMMITTED).map(|key| inner.keyspace.admin(key));
         let keys: Vec<String> = keys.collect();
         let mut args = vec![
-            self.next_change(),
+            self.inner.change_ids.next(),
             write.seen.to_string(),
             write.version().to_string(),
             write.entries_after().to_string(),
@@ -290,14 +250,28 @@ impl Redis {
     }
 }
 
-/// The range of a scan.
-enum IndexRange {
-    /// One record.
-    One(Key),
-    /// No record.
-    None,
-    /// The members with this prefix, after this name.
-    Behind(Vec<String>, Option<String>),
+/// The members of the index that a scan lists, and the name to start after.
+fn index_range(scan: &Scan) -> (Prefix, Option<String>) {
+    let subject = match &scan.after {
+        Some(Key::Policy(Scope::Subject(subject))) => Some(subject),
+        _ => None,
+    };
+    let after = match (scan.kind, &scan.of) {
+        (Kind::Policy, Of::Link(_)) => subject.map(|subject| subject.entity.to_string()),
+        (Kind::Policy, Of::Entity(_)) => subject.map(|subject| subject.resource.to_string()),
+        _ => scan.after.as_ref().map(field),
+    };
+    let prefix = match (scan.kind, &scan.of) {
+        (Kind::Policy, Of::Link(resource)) => Prefix::of(&["x", resource]),
+        (Kind::Policy, Of::Entity(entity)) => Prefix::of(&["p", "3", entity.as_str()]),
+        (Kind::Policy, Of::All) => Prefix::of(&["p"]),
+        (Kind::Entity, Of::Link(parent)) => Prefix::of(&["c", parent]),
+        (Kind::Entity, _) => Prefix::of(&["e"]),
+        (Kind::Token, _) => Prefix::of(&["t"]),
+        (Kind::Entry, Of::Link(filed)) => Prefix::of(&["f", filed]),
+        (Kind::Entry, _) => Prefix::of(&["a"]),
+    };
+    (prefix, after)
 }
 
 /// The field of the record that this index name refers to.

@@ -19,8 +19,6 @@ use crate::lifecycle::other_version;
 pub(super) const CURRENT: u64 = 3;
 /// The set of all namespaces.
 const ENROLLED: &str = "tidegate:namespaces";
-/// The `COUNT` of one `SCAN`.
-const SCAN_COUNT: usize = 1_000;
 /// How often an upgrade is retried after a concurrent change, or a version that was written differently.
 const TRIES: u32 = 5;
 
@@ -124,26 +122,6 @@ pub(super) async fn enrolled(connection: &Connection) -> Result<Vec<Namespace>, 
     Ok(names)
 }
 
-/// All namespaces, listed or not: scans the keys of every server.
-pub(super) async fn all(connection: &Connection) -> Result<Vec<Namespace>, StoreError> {
-    let mut names = enrolled(connection).await?;
-    for server in connection.servers().await? {
-        let mut cursor = 0;
-        loop {
-            let pattern = format!("tidegate:{{*}}:{META}");
-            let (next, keys) = connection.scan(server.as_ref(), cursor, &pattern, SCAN_COUNT).await?;
-            names.extend(keys.iter().filter_map(|key| namespace_in(key)));
-            cursor = next;
-            if cursor == 0 {
-                break;
-            }
-        }
-    }
-    names.sort_unstable();
-    names.dedup();
-    Ok(names)
-}
-
 /// Checks that this program can use a namespace.
 pub(super) fn check_version(
     connection: &Connection,
@@ -173,27 +151,4 @@ fn read(key: &str, version: u64, layout: Option<&str>) -> Result<StoredSchema, S
 /// The key of a namespace's metadata, which is the same in every layout.
 fn key(namespace: &Namespace) -> String {
     Keyspace::new(namespace, Layout::One).admin(META)
-}
-
-/// The namespace whose metadata is at this key, if it is such a key.
-fn namespace_in(key: &str) -> Option<Namespace> {
-    let name = key.strip_prefix("tidegate:{")?.strip_suffix(META)?.strip_suffix("}:")?;
-    let name = name.replace("%7D", "}").replace("%7B", "{").replace("%25", "%");
-    Namespace::new(&name).ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn namespace_parses_only_from_its_own_key() {
-        for name in ["default", "a{b}c", "100%7B", "größe 7"] {
-            let namespace = Namespace::new(name).unwrap();
-            assert_eq!(namespace_in(&key(&namespace)), Some(namespace));
-        }
-        for other in ["tidegate:{a#07}:meta", "tidegate:{a}:index", "theirs:{a}:meta", "tidegate:{}:meta"] {
-            assert_eq!(namespace_in(other), None, "{other}");
-        }
-    }
 }
