@@ -148,6 +148,7 @@ impl<C: BatchedCall> Batcher<C> {
 
     /// Sends another batch, up to `in_flight_max`, if none was taken for `span`: the collector's task may be on
     /// a runtime that no longer runs.
+    #[allow(dead_code, reason = "the store in PostgreSQL has one runtime")]
     pub(crate) fn send_stalled<S: BatchSender<Call = C>>(
         self: &Arc<Self>,
         sender: &Arc<S>,

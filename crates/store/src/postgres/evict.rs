@@ -14,7 +14,7 @@ use super::errors::get;
 use crate::error::StoreError;
 use crate::tables::column;
 
-/// Subjects per statement.
+/// Limits per statement.
 const PAGE: usize = 500;
 
 /// The position of a process in its search for idle subjects.
@@ -53,7 +53,7 @@ impl Postgres {
     /// Evicts the idle ones of the next subjects by name, and returns the last of these; `None` at the end.
     ///
     /// Limits that are locked or have changed since the statement began are skipped: they are found by the place
-    /// of the row that it sees.
+    /// of the row that it sees. Subjects are looked up one by one (`LATERAL`), regardless of statistics.
     async fn evict_page(&self, after: &(String, String)) -> Result<Option<(String, String)>, StoreError> {
         let statement = "
             WITH time AS MATERIALIZED (SELECT @.now($2::bigint) AS now),
@@ -65,19 +65,22 @@ impl Postgres {
                     9223372036854775807) AS held
                 FROM time
             ), page AS MATERIALIZED (
-                SELECT DISTINCT entity, resource FROM @.meters
-                WHERE namespace = $1 AND (entity, resource) > ($3, $4) ORDER BY entity, resource LIMIT $6
+                SELECT entity, resource FROM @.meters WHERE namespace = $1 AND (entity, resource) > ($3, $4)
+                ORDER BY entity, resource, line LIMIT $6
             ), idle AS MATERIALIZED (
-                SELECT entity, resource FROM bounds, page JOIN @.meters m USING (entity, resource)
-                WHERE m.namespace = $1 AND NOT EXISTS (
-                    SELECT 1 FROM @.usage u
-                    WHERE u.namespace = $1 AND u.entity = page.entity AND u.resource = page.resource)
-                GROUP BY entity, resource
-                HAVING bool_and((full_at < now OR full_at = now AND part = 0) AND m.version <= settled AND kept_until < held)
+                SELECT entity, resource FROM bounds CROSS JOIN (SELECT DISTINCT * FROM page) AS page CROSS JOIN LATERAL (
+                    SELECT bool_and((full_at < now OR full_at = now AND part = 0) AND version <= settled AND kept_until < held)
+                        AND NOT EXISTS (SELECT 1 FROM @.usage u
+                            WHERE u.namespace = $1 AND u.entity = page.entity AND u.resource = page.resource) AS is_idle
+                    FROM @.meters m
+                    WHERE m.namespace = $1 AND m.entity = page.entity AND m.resource = page.resource
+                ) AS subject WHERE is_idle
             ), evicted AS (
                 DELETE FROM @.meters WHERE ctid = ANY (ARRAY(
-                    SELECT m.ctid FROM idle JOIN @.meters m USING (entity, resource) WHERE m.namespace = $1
-                    ORDER BY entity, resource, line FOR UPDATE OF m SKIP LOCKED))
+                    SELECT m.ctid FROM idle CROSS JOIN LATERAL (
+                        SELECT ctid FROM @.meters
+                        WHERE namespace = $1 AND entity = idle.entity AND resource = idle.resource
+                        ORDER BY line FOR UPDATE SKIP LOCKED) AS m))
             )
             SELECT entity, resource FROM page ORDER BY entity, resource OFFSET $6 - 1";
         let (entity, resource) = after;
