@@ -7,6 +7,7 @@
 //! `conformance` adds the test suite that every store passes, including stores of third parties.
 
 #[cfg(any(feature = "dynamodb", feature = "redis"))]
+#[allow(dead_code, reason = "which items are used depends on the features")]
 mod background;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 mod batch_size;

@@ -16,6 +16,7 @@ use super::keys::{Item, TTL};
 use super::lease_marks::{EndMark, OpenMark};
 use crate::codec;
 use crate::error::StoreError;
+use crate::shared_engine::LeaseState;
 use crate::tables::MeterRow;
 
 /// The number of writes of an item.
@@ -133,6 +134,15 @@ impl BucketView {
             what: format!("a lease refers to the missing levels {}", mark.levels),
         })?;
         codec::levels_from_text(text).map(Arc::new)
+    }
+
+    /// The state of a lease whose home this is.
+    pub(super) fn lease(&self, lease: LeaseId, now: Stamp) -> Result<LeaseState, StoreError> {
+        if let Some(mark) = self.open.get(&lease).filter(|mark| mark.level == 0) {
+            return Ok(LeaseState::Open(mark.record.clone(), self.levels_of(mark)?));
+        }
+        let ended = self.end_of(lease, now).filter(|mark| mark.is_own);
+        Ok(ended.map_or(LeaseState::Unknown, |mark| LeaseState::Ended(mark.ended)))
     }
 
     /// The mark of an ended lease, while it is remembered.

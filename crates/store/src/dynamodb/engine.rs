@@ -1,10 +1,9 @@
 //! The engine trait on DynamoDB: steps are conditional writes of items; records and buckets are read from the
 //! table and its indexes.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::limit::lease::{LeaseId, Record};
+use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::name::{EntityId, ResourceName, Subject};
 use tidegate_core::limit::usage::Usage;
 use tidegate_core::time::Stamp;
@@ -17,14 +16,14 @@ use super::keys::{DUE_PARTS, GSI1, GSI2, Item, Key};
 use super::lease_item::{LegacyLease, tombstone_in};
 use super::lease_marks::{end_name, open_name};
 use super::step::Step;
-use crate::buckets::{Bucket, BucketSnapshot, LeaseSnapshot, LeaseStatus, Lookup};
+use crate::buckets::{Bucket, BucketSnapshot, LeaseStatus, Lookup};
 use crate::cursor::UsagePlace;
 use crate::engine::{self, Change, Engine, StepResult, TakeMode};
 use crate::error::StoreError;
 use crate::ledger::{Prune, UsageQuery};
 use crate::record::{self, RecordWrite, Records, Scan};
 use crate::reply::Reply;
-use crate::shared_engine::{check_levels, fits};
+use crate::shared_engine::{LeaseState, check_levels, fits};
 use crate::store::{Capabilities, ClockSource, SweepReport};
 
 /// Buckets per read, in the search for a lease that another process drew.
@@ -52,13 +51,15 @@ impl Engine for DynamoDb {
 
     fn find_lease(&self, lease: LeaseId) -> Reply<'_, LeaseStatus> {
         Reply::later(async move {
-            match self.standing(lease).await? {
-                LeaseStatus::Open(held) if held.record.is_due(held.at) => {
-                    self.expire(lease, &held.levels).await?;
-                    self.standing(lease).await
-                }
-                standing => Ok(standing),
+            let at = self.now();
+            let mut found = self.standing(lease, at).await?;
+            if let LeaseState::Open(record, levels) = &found
+                && record.is_due(at)
+            {
+                self.expire(lease, levels).await?;
+                found = self.standing(lease, at).await?;
             }
+            found.status(lease, at)
         })
     }
 
@@ -221,12 +222,11 @@ impl DynamoDb {
     }
 
     /// The state of a lease, by its id.
-    async fn standing(&self, lease: LeaseId) -> Result<LeaseStatus, StoreError> {
-        let now = self.now();
+    async fn standing(&self, lease: LeaseId, now: Stamp) -> Result<LeaseState, StoreError> {
         if let Some(home) = self.inner.cache.home(lease) {
-            let item = self.inner.client.get(&self.inner.keys.bucket(&home)).await?;
-            if let Some(standing) = standing_in_home(item.as_ref(), lease, now)? {
-                return Ok(standing);
+            let found = self.standing_at(&home, lease, now).await?;
+            if found != LeaseState::Unknown {
+                return Ok(found);
             }
         }
         // Another process may have drawn it, and its home is unknown: it is searched for. The index lags behind
@@ -235,37 +235,45 @@ impl DynamoDb {
         let is_young = lease.millis() == 0 || now < made_at + INDEX_LAG_MAX;
         let mut pauses = SEARCH_RETRY_DELAYS.into_iter().filter(|_| is_young);
         loop {
-            if let Some(standing) = self.standing_by_lease_item(lease, now).await? {
-                return Ok(standing);
-            }
-            if let Some(standing) = self.search(lease, now).await? {
-                return Ok(standing);
+            let found = match self.standing_by_lease_item(lease, now).await? {
+                LeaseState::Unknown => self.search(lease, now).await?,
+                found => found,
+            };
+            if found != LeaseState::Unknown {
+                return Ok(found);
             }
             let Some(pause) = pauses.next() else { break };
             tokio::time::sleep(pause).await;
         }
         // It may have been counted during the search.
-        self.standing_by_lease_item(lease, now).await?.ok_or(StoreError::NoLease { lease })
+        self.standing_by_lease_item(lease, now).await
+    }
+
+    async fn standing_at(
+        &self,
+        home: &Subject,
+        lease: LeaseId,
+        now: Stamp,
+    ) -> Result<LeaseState, StoreError> {
+        let item = self.inner.client.get(&self.inner.keys.bucket(home)).await?;
+        BucketView::read(item.as_ref())?.lease(lease, now)
     }
 
     /// The state of a lease by its own item.
-    async fn standing_by_lease_item(
-        &self,
-        lease: LeaseId,
-        now: Stamp,
-    ) -> Result<Option<LeaseStatus>, StoreError> {
+    async fn standing_by_lease_item(&self, lease: LeaseId, now: Stamp) -> Result<LeaseState, StoreError> {
         let item = self.inner.client.get(&self.inner.keys.lease(lease)).await?;
         let Some(old) = item.as_ref().map(LegacyLease::read).transpose()?.flatten() else {
-            return Ok(tombstone_in(item.as_ref(), now)?.map(LeaseStatus::Ended));
+            let ended = tombstone_in(item.as_ref(), now)?;
+            return Ok(ended.map_or(LeaseState::Unknown, LeaseState::Ended));
         };
         self.migrate_lease(lease, &old).await?;
         let home = old.levels.subject();
         self.inner.cache.remember_home(lease, home);
-        standing_in_home(self.inner.client.get(&self.inner.keys.bucket(home)).await?.as_ref(), lease, now)
+        self.standing_at(home, lease, now).await
     }
 
     /// Searches all buckets with marks, which are in the index of due items, for the mark of a lease.
-    async fn search(&self, lease: LeaseId, now: Stamp) -> Result<Option<LeaseStatus>, StoreError> {
+    async fn search(&self, lease: LeaseId, now: Stamp) -> Result<LeaseState, StoreError> {
         let (open, end) = (open_name(lease), end_name(lease));
         for part in 0..DUE_PARTS {
             let range = Range::new(Some(GSI1), self.inner.keys.due(part), String::new());
@@ -275,31 +283,16 @@ impl DynamoDb {
                 for (key, item) in self.inner.client.get_all(keys).await? {
                     let is_marked = item.contains_key(&open) || item.contains_key(&end);
                     let Some(subject) = self.inner.keys.subject(&key).filter(|_| is_marked) else { continue };
-                    if let Some(standing) = standing_in_home(Some(&item), lease, now)? {
+                    let found = BucketView::read(Some(&item))?.lease(lease, now)?;
+                    if found != LeaseState::Unknown {
                         self.inner.cache.remember_home(lease, &subject);
-                        return Ok(Some(standing));
+                        return Ok(found);
                     }
                 }
             }
         }
-        Ok(None)
+        Ok(LeaseState::Unknown)
     }
-}
-
-/// The state of a lease by the item of its home.
-fn standing_in_home(
-    item: Option<&Item>,
-    lease: LeaseId,
-    now: Stamp,
-) -> Result<Option<LeaseStatus>, StoreError> {
-    let view = BucketView::read(item)?;
-    if let Some(mark) = view.open.get(&lease).filter(|mark| mark.level == 0) {
-        let levels = view.levels_of(mark)?;
-        let record: Record = mark.record.clone();
-        return Ok(Some(LeaseStatus::Open(LeaseSnapshot { at: now, levels: Arc::clone(&levels), record })));
-    }
-    let own = view.end_of(lease, now).filter(|mark| mark.is_own);
-    Ok(own.map(|mark| LeaseStatus::Ended(mark.ended)))
 }
 
 fn bucket(subject: Subject, view: &BucketView, at: Stamp) -> Bucket {

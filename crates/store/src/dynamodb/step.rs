@@ -71,14 +71,9 @@ impl Step<'_> {
 
 /// The state of a lease before a step.
 fn state_of(lease: LeaseId, snapshot: &Snapshot, now: Stamp) -> Result<LeaseState, StoreError> {
-    let home = snapshot.home();
-    if let Some(mark) = home.open.get(&lease) {
-        return Ok(LeaseState::Open(mark.record.clone(), home.levels_of(mark)?));
-    }
-    Ok(match (home.end_of(lease, now), snapshot.tombstone) {
-        (Some(mark), _) => LeaseState::Ended(mark.ended),
-        (None, Tombstone::Ended(ended)) => LeaseState::Ended(ended),
-        (None, _) => LeaseState::Unknown,
+    Ok(match (snapshot.home().lease(lease, now)?, snapshot.tombstone) {
+        (LeaseState::Unknown, Tombstone::Ended(ended)) => LeaseState::Ended(ended),
+        (state, _) => state,
     })
 }
 

@@ -14,11 +14,11 @@ use tidegate_core::time::Stamp;
 use super::Redis;
 use super::index::Prefix;
 use super::keyspace::{Home, Keyspace, Layout, moment_of};
-use super::leases::StoredLease;
+use super::leases;
 use super::lua_codec::Unpacker;
 use super::records::META;
 use super::script::{DUE, LOOK, NO_ARGS};
-use crate::buckets::{Bucket, BucketSnapshot, LeaseSnapshot, LeaseStatus, Lookup};
+use crate::buckets::{Bucket, BucketSnapshot, LeaseStatus, Lookup};
 use crate::changes::Changes;
 use crate::cursor::UsagePlace;
 use crate::engine::{self, Change, Engine, StepResult, TakeMode};
@@ -26,6 +26,7 @@ use crate::error::StoreError;
 use crate::ledger::{Prune, UsageQuery};
 use crate::record::{Key, Record, RecordWrite, Records, Scan};
 use crate::reply::Reply;
+use crate::shared_engine::LeaseState;
 use crate::store::{Capabilities, ClockSource, SweepReport};
 use crate::tables::{MeterRow, column, subject};
 
@@ -58,19 +59,15 @@ impl Engine for Redis {
 
     fn find_lease(&self, lease: LeaseId) -> Reply<'_, LeaseStatus> {
         Reply::later(async move {
-            let no_lease = || StoreError::NoLease { lease };
-            let (home, mut found) = self.search_lease(lease).await?.ok_or_else(no_lease)?;
+            let (home, mut found) = self.search_lease(lease).await?;
             let at = self.read_values(home, &[]).await?.at;
-            if let StoredLease::Open(levels, record) = &found
+            if let LeaseState::Open(record, levels) = &found
                 && record.is_due(at)
             {
                 self.expire(lease, levels).await?;
-                found = self.lease_at(home, lease).await?.ok_or_else(no_lease)?;
+                found = self.lease_at(home, lease).await?;
             }
-            Ok(match found {
-                StoredLease::Open(levels, record) => LeaseStatus::Open(LeaseSnapshot { at, levels, record }),
-                StoredLease::Ended(ended) => LeaseStatus::Ended(ended),
-            })
+            found.status(lease, at)
         })
     }
 
@@ -187,10 +184,10 @@ impl Redis {
     /// it does not block others.
     async fn end(&self, home: Home, lease: LeaseId) -> Result<Option<OnExpiry>, StoreError> {
         let ended = match self.lease_at(home, lease).await {
-            Ok(Some(StoredLease::Open(levels, record))) => {
+            Ok(LeaseState::Open(record, levels)) => {
                 self.expire(lease, &levels).await.map(|has_ended| (has_ended, Some(record.on_expiry())))
             }
-            Ok(Some(StoredLease::Ended(_)) | None) => Ok((false, None)),
+            Ok(LeaseState::Ended(_) | LeaseState::Unknown) => Ok((false, None)),
             Err(error) => Err(error),
         };
         match ended {
@@ -214,27 +211,28 @@ impl Redis {
 
     /// Finds a lease at a home. The key of open leases is read first, so that a lease that ends between the
     /// two reads is found.
-    async fn lease_at(&self, home: Home, lease: LeaseId) -> Result<Option<StoredLease>, StoreError> {
+    async fn lease_at(&self, home: Home, lease: LeaseId) -> Result<LeaseState, StoreError> {
         let keyspace = &self.inner.keyspace;
         let open = Cmd::get(keyspace.lease(home, lease));
         let ended = moment_of(lease)
             .map(|moment| Cmd::hget(format!("{}{moment:x}", keyspace.moments(home)), lease.to_string()));
         for get in [Some(open), ended].into_iter().flatten() {
             if let Some(kept) = self.inner.connection.query::<Option<Vec<u8>>>(&get).await? {
-                return StoredLease::read(&kept).map(Some);
+                return leases::read(&kept);
             }
         }
-        Ok(None)
+        Ok(LeaseState::Unknown)
     }
 
     /// Finds a lease and its home by searching all homes: its id does not name one.
-    async fn search_lease(&self, lease: LeaseId) -> Result<Option<(Home, StoredLease)>, StoreError> {
+    async fn search_lease(&self, lease: LeaseId) -> Result<(Home, LeaseState), StoreError> {
         for home in self.inner.keyspace.homes(&self.inner.connection).await? {
-            if let Some(found) = self.lease_at(home, lease).await? {
-                return Ok(Some((home, found)));
+            let found = self.lease_at(home, lease).await?;
+            if found != LeaseState::Unknown {
+                return Ok((home, found));
             }
         }
-        Ok(None)
+        Ok((Keyspace::admin_home(), LeaseState::Unknown))
     }
 
     async fn subjects_of(&self, entities: &[EntityId]) -> Result<Vec<Subject>, StoreError> {
