@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use comfy_table::{CellAlignment, Table, presets::UTF8_BORDERS_ONLY};
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets::UTF8_BORDERS_ONLY};
 use serde::Serialize;
 
 /// One comparison.
@@ -58,10 +58,10 @@ impl Row {
     }
 }
 
-/// A table for people.
+/// A table for people, at most 100 columns wide.
 pub fn print(rows: &[Row]) {
     let mut table = Table::new();
-    table.load_preset(UTF8_BORDERS_ONLY);
+    table.load_preset(UTF8_BORDERS_ONLY).set_content_arrangement(ContentArrangement::Dynamic).set_width(100);
     table.set_header(["name", "ours", "peer", "unit", "ratio", "target", "met", "what"]);
     for row in rows {
         let met = match row.met {

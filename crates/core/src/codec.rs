@@ -12,7 +12,7 @@ use crate::control::{Control, Estimate, Reason};
 use crate::cost::Cost;
 use crate::event::{Change, Event, Notice, Trip, Why};
 use crate::feedback::headers::Dimension;
-use crate::outcome::{Kind, Outcome};
+use crate::outcome::{Kind, Outcome, QuotaLevel};
 use crate::per_second::PerSecond;
 use crate::snapshot::{CircuitState, CircuitView, LimitView, Phase, Snapshot, State};
 use crate::statistics::Outcomes;
@@ -107,8 +107,30 @@ impl Serialize for Outcome {
             #[serde(serialize_with = "maybe_seconds")]
             latency: Option<Duration>,
             is_retried: bool,
+            malformed: u32,
             exceeded: Option<Dimension>,
+            quotas: Quotas,
         }
+        #[derive(Serialize)]
+        struct Quotas {
+            requests: Option<Level>,
+            tokens: Option<Level>,
+            input_tokens: Option<Level>,
+            output_tokens: Option<Level>,
+        }
+        #[derive(Serialize)]
+        struct Level {
+            limit: u64,
+            remaining: u64,
+            #[serde(serialize_with = "seconds")]
+            reset_after: Duration,
+            #[serde(serialize_with = "maybe_seconds")]
+            window: Option<Duration>,
+        }
+        let level = |of| {
+            let QuotaLevel { limit, remaining, reset, window } = self.quota_level(of)?;
+            Some(Level { limit, remaining, reset_after: reset.after(), window })
+        };
         let form = Form {
             kind: self.kind(),
             cause: self.cause(),
@@ -116,7 +138,14 @@ impl Serialize for Outcome {
             retry_after: self.hint(),
             latency: self.latency(),
             is_retried: self.is_retried(),
+            malformed: self.malformed().into(),
             exceeded: self.exceeded,
+            quotas: Quotas {
+                requests: level(Dimension::Requests),
+                tokens: level(Dimension::Tokens),
+                input_tokens: level(Dimension::InputTokens),
+                output_tokens: level(Dimension::OutputTokens),
+            },
         };
         form.serialize(serializer)
     }
@@ -230,6 +259,8 @@ struct ControlForm {
     reason: Reason,
     requests: Estimate,
     tokens: Estimate,
+    input_tokens: Estimate,
+    output_tokens: Estimate,
     slots: u32,
 }
 

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use crate::cost::DIMENSIONS;
 use crate::time::nanos;
 
 /// The number of recent durations in the estimate.
@@ -15,8 +16,8 @@ pub struct Progress {
     /// In nanoseconds, each small enough that the sum is exact.
     durations: VecDeque<u64>,
     sum: u64,
-    /// Tokens used by all requests that have ended.
-    tokens: u64,
+    /// Units per dimension used by all requests that have ended, each attempt included.
+    used: [u64; DIMENSIONS],
     /// The last reported milestone.
     reported: u32,
 }
@@ -40,14 +41,16 @@ impl Progress {
         self.completed += 1;
     }
 
-    /// Adds the tokens that a request has used.
-    pub const fn add_tokens(&mut self, tokens: u64) {
-        self.tokens = self.tokens.saturating_add(tokens);
+    /// Adds the units per dimension that a request has used.
+    pub(crate) fn add_used(&mut self, used: [u64; DIMENSIONS]) {
+        for (sum, used) in self.used.iter_mut().zip(used) {
+            *sum = sum.saturating_add(used);
+        }
     }
 
-    /// The tokens that `requests` will use, at the mean of those completed.
-    pub fn tokens_of(&self, requests: u64) -> u128 {
-        u128::from(self.tokens) * u128::from(requests) / u128::from(self.completed.max(1))
+    /// The units per dimension that `requests` will use, at the mean of those completed.
+    pub(crate) fn units_of(&self, requests: u64) -> [u128; DIMENSIONS] {
+        self.used.map(|used| u128::from(used) * u128::from(requests) / u128::from(self.completed.max(1)))
     }
 
     /// The mean of the recent durations; `None` before the first.

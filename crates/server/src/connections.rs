@@ -30,8 +30,8 @@ const STOP_IDLE: Duration = Duration::from_millis(500);
 pub(crate) struct Connections {
     max: usize,
     table: Mutex<Table>,
-    /// A connection was closed.
-    freed: Notify,
+    /// A connection was closed, or has become idle.
+    freed: Arc<Notify>,
     meters: ConnectionMeters,
     log_throttle: LogThrottle,
 }
@@ -59,6 +59,8 @@ pub(crate) struct Activity {
     ended: AtomicU64,
     /// When the last call ended, in milliseconds after the connection was opened.
     last_end: AtomicU64,
+    /// Of all connections: this one has become idle.
+    freed: Arc<Notify>,
 }
 
 /// A call in flight.
@@ -82,13 +84,14 @@ pub(crate) enum Admission {
 }
 
 impl Activity {
-    fn new(address: IpAddr) -> Arc<Self> {
+    fn new(address: IpAddr, freed: &Arc<Notify>) -> Arc<Self> {
         Arc::new(Self {
             address,
             opened_at: Instant::now(),
             in_flight: AtomicUsize::new(0),
             ended: AtomicU64::new(0),
             last_end: AtomicU64::new(0),
+            freed: Arc::clone(freed),
         })
     }
 
@@ -123,7 +126,9 @@ impl Drop for Call {
         let age = u64::try_from(activity.opened_at.elapsed().as_millis()).unwrap_or(u64::MAX);
         activity.last_end.store(age, Ordering::Relaxed);
         activity.ended.fetch_add(1, Ordering::Relaxed);
-        activity.in_flight.fetch_sub(1, Ordering::Release);
+        if activity.in_flight.fetch_sub(1, Ordering::Release) == 1 {
+            activity.freed.notify_one();
+        }
     }
 }
 
@@ -149,7 +154,7 @@ impl Connections {
         Arc::new(Self {
             max,
             table: Mutex::default(),
-            freed: Notify::new(),
+            freed: Arc::default(),
             meters,
             log_throttle: LogThrottle::new(),
         })
@@ -177,7 +182,7 @@ impl Connections {
             self.warn_at_bound(address, held, "closed the longest idle");
             table = self.lock();
         }
-        let activity = Activity::new(address);
+        let activity = Activity::new(address, &self.freed);
         table.last_id += 1;
         let (id, progress) = (table.last_id, (0, activity.opened_at));
         let entry = Entry { activity: Arc::clone(&activity), task: None, progress };
@@ -200,7 +205,7 @@ impl Connections {
         self.meters.flooded.clone()
     }
 
-    /// Waits until a connection was closed.
+    /// Waits until a connection was closed, or has become idle.
     pub(crate) async fn freed(&self) {
         self.freed.notified().await;
     }
@@ -339,6 +344,18 @@ mod tests {
         let _other = fourth.activity().begin();
         assert!(open(&connections, 1).is_none(), "the address has its share, and all are in use");
         assert!(open(&connections, 2).is_some(), "another address finds one");
+    }
+
+    /// Regression: a new connection waited for one to be closed, however long others were idle.
+    #[tokio::test(start_paused = true)]
+    async fn connection_that_becomes_idle_makes_room() {
+        let connections = Connections::new(1, Meters::new().connections("envoy"));
+        let first = open(&connections, 1).unwrap();
+        let call = first.activity().begin();
+        assert!(open(&connections, 2).is_none());
+        let freed = tokio::time::timeout(Duration::from_mins(1), connections.freed());
+        let ((), freed) = tokio::join!(async { drop(call) }, freed);
+        assert!(freed.is_ok() && open(&connections, 2).is_some() && !is_open(&connections, &first));
     }
 
     #[tokio::test(start_paused = true)]

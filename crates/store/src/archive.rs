@@ -27,7 +27,6 @@
 //! # }
 //! ```
 
-mod compare;
 mod files;
 mod lock;
 mod place;
@@ -48,7 +47,6 @@ use crate::error::StoreError;
 use crate::ledger::{AuditQuery, Prune};
 use crate::page::Paging;
 use crate::store::Store;
-use compare::Compare;
 use files::ArchiveFile;
 use lock::LockedFiles;
 pub use place::ArchivePlace;
@@ -225,50 +223,57 @@ impl Run<'_> {
     }
 
     /// Whether the store still has changes up to `last`. Fails if they are not the last changes of the
-    /// archive.
-    async fn is_in_both(&self, files: Vec<ArchiveFile>, last: Version) -> Result<bool, ArchiveError> {
-        let mut pages = Pages::new(self.store);
-        let mut files = Some(files);
-        let mut compare: Option<Compare> = None;
-        'pages: while let Some(page) = pages.next().await? {
-            for entry in page {
-                if entry.version > last {
-                    break 'pages;
+    /// archive: the store may have pruned a part of its first change, but from the first common entry on both
+    /// must have the same entries up to the end of the archive.
+    async fn is_in_both(&self, mut files: Vec<ArchiveFile>, last: Version) -> Result<bool, ArchiveError> {
+        let mut stored = StoredAudit::new(self.store);
+        let mut next = stored.next_entry().await?.filter(|entry| entry.version <= last);
+        let Some(first) = &next else { return Ok(false) };
+        // From the file that may have the store's first change.
+        files.retain(|file| file.last >= first.version);
+        let mut archived = Entries::new(self.place.files.clone(), files);
+        let mut is_aligned = false;
+        while let Some(entry) = &next {
+            match archived.next_entry().await? {
+                Some(found) if found == *entry => {
+                    is_aligned = true;
+                    next = stored.next_entry().await?.filter(|entry| entry.version <= last);
                 }
-                if let Some(files) = files.take() {
-                    compare = Some(Compare::new(self.place.files.clone(), files, entry.version));
-                }
-                if let Some(compare) = &mut compare {
-                    compare.entry(&entry).await?;
+                Some(found) if !is_aligned && found.version <= entry.version => {}
+                _ => {
+                    let Entry { version, filed, at, .. } = entry;
+                    let what = format!(
+                        "the store's entry of version {version} for `{filed}`, made at {at}, is not in it"
+                    );
+                    return Err(self.place.files.foreign(what));
                 }
             }
         }
-        match compare {
-            Some(compare) => compare.end().await.map(|()| true),
-            None => Ok(false),
+        if let Some(Entry { version, filed, .. }) = archived.next_entry().await? {
+            let what = format!("its entry of version {version} for `{filed}` is not in the store");
+            return Err(self.place.files.foreign(what));
         }
+        Ok(true)
     }
 
     async fn write_old_changes(&mut self, options: &ArchiveOptions) -> Result<(), ArchiveError> {
-        let mut pages = Pages::new(self.store);
+        let mut stored = StoredAudit::new(self.store);
         let mut writer: Option<Writer> = None;
         let mut current = None;
-        'pages: while let Some(page) = pages.next().await? {
-            for entry in page {
-                if current != Some(entry.version) {
-                    // All entries of a change have the same time.
-                    if entry.at >= options.before {
-                        break 'pages;
-                    }
-                    self.check_is_new(&entry)?;
-                    if let Some(full) = writer.take_if(|writer| writer.entries() >= options.file_entries) {
-                        self.finish(full).await?;
-                    }
-                    current = Some(entry.version);
+        while let Some(entry) = stored.next_entry().await? {
+            if current != Some(entry.version) {
+                // All entries of a change have the same time.
+                if entry.at >= options.before {
+                    break;
                 }
-                writer.get_or_insert_with(|| Writer::new(entry.version)).write(&entry)?;
-                consume_budget().await;
+                self.check_is_new(&entry)?;
+                if let Some(full) = writer.take_if(|writer| writer.entries() >= options.file_entries) {
+                    self.finish(full).await?;
+                }
+                current = Some(entry.version);
             }
+            writer.get_or_insert_with(|| Writer::new(entry.version)).write(&entry)?;
+            consume_budget().await;
         }
         match writer {
             Some(writer) => self.finish(writer).await,
@@ -308,35 +313,41 @@ impl Run<'_> {
     }
 }
 
-/// The store's audit from its beginning, page by page.
-struct Pages<'a> {
+/// The store's audit from its beginning, read page by page.
+struct StoredAudit<'a> {
     store: &'a dyn Store,
+    page: std::vec::IntoIter<Entry>,
     next: Option<Paging>,
     latest: Version,
 }
 
-impl<'a> Pages<'a> {
+impl<'a> StoredAudit<'a> {
     fn new(store: &'a dyn Store) -> Self {
-        Self { store, next: Paging::first(BATCH).ok(), latest: Version::ZERO }
+        let next = Paging::first(BATCH).ok();
+        Self { store, page: Vec::new().into_iter(), next, latest: Version::ZERO }
     }
 
-    /// The next page; `None` after the last.
-    async fn next(&mut self) -> Result<Option<Vec<Entry>>, ArchiveError> {
+    /// The next entry; `None` after the last.
+    async fn next_entry(&mut self) -> Result<Option<Entry>, ArchiveError> {
         // No time range: after the clock was set back an older time follows a newer one, and a prune removes
         // both.
         let always = AuditQuery { filed: None, range: Stamp::ZERO..Stamp::MAX };
-        let Some(paging) = self.next.take() else { return Ok(None) };
-        let page = self.store.audit(&always, &paging).await?;
-        self.next = page.next.map(|cursor| paging.after(cursor));
-        for entry in &page.items {
-            if entry.version < self.latest {
-                let (version, latest) = (entry.version, self.latest);
-                let what =
-                    format!("an entry of the audit of version {version} after one of version {latest}");
-                return Err(StoreError::Corrupt { what }.into());
+        while self.page.len() == 0
+            && let Some(paging) = self.next.take()
+        {
+            let page = self.store.audit(&always, &paging).await?;
+            self.next = page.next.map(|cursor| paging.after(cursor));
+            for entry in &page.items {
+                if entry.version < self.latest {
+                    let (version, latest) = (entry.version, self.latest);
+                    let what =
+                        format!("an entry of the audit of version {version} after one of version {latest}");
+                    return Err(StoreError::Corrupt { what }.into());
+                }
+                self.latest = entry.version;
             }
-            self.latest = entry.version;
+            self.page = page.items.into_iter();
         }
-        Ok(Some(page.items))
+        Ok(self.page.next())
     }
 }

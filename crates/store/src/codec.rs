@@ -117,7 +117,7 @@ pub fn levels_from_text(text: &str) -> Result<Levels, StoreError> {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PolicyText<'a> {
-    #[serde(borrow, default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     limits: Vec<Cow<'a, str>>,
     #[serde(default, skip_serializing_if = "is_false")]
     only: bool,
@@ -145,17 +145,16 @@ enum OnExpiryText {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct EntityText<'a> {
-    #[serde(borrow)]
     id: Cow<'a, str>,
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     name: Option<Cow<'a, str>>,
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     parent: Option<Cow<'a, str>>,
     #[serde(default, skip_serializing_if = "is_false")]
     cascade: bool,
     #[serde(default, skip_serializing_if = "is_false")]
     disabled: bool,
-    #[serde(borrow, default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     metadata: BTreeMap<Cow<'a, str>, Cow<'a, str>>,
 }
 
@@ -163,18 +162,13 @@ struct EntityText<'a> {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TokenText<'a> {
-    #[serde(borrow)]
     id: Cow<'a, str>,
-    #[serde(borrow)]
     name: Cow<'a, str>,
-    #[serde(borrow)]
     namespace: Cow<'a, str>,
-    #[serde(borrow)]
     scopes: Vec<Cow<'a, str>>,
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     entity: Option<Cow<'a, str>>,
     created_at: u64,
-    #[serde(borrow)]
     created_by: Cow<'a, str>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     expires_at: Option<u64>,
@@ -186,32 +180,28 @@ struct TokenText<'a> {
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 enum ChangeText<'a> {
     Entity {
-        #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+        #[serde(default, skip_serializing_if = "Option::is_none")]
         before: Option<EntityText<'a>>,
-        #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+        #[serde(default, skip_serializing_if = "Option::is_none")]
         after: Option<EntityText<'a>>,
     },
     Policy {
-        #[serde(borrow)]
         scope: ScopeText<'a>,
-        #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+        #[serde(default, skip_serializing_if = "Option::is_none")]
         before: Option<PolicyText<'a>>,
-        #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+        #[serde(default, skip_serializing_if = "Option::is_none")]
         after: Option<PolicyText<'a>>,
     },
     Bucket {
         /// Without an entity or a resource, all share the bucket.
-        #[serde(borrow)]
         bucket: ScopeText<'a>,
-        #[serde(borrow)]
         limit: Cow<'a, str>,
         before: i64,
         after: u64,
     },
     Token {
-        #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+        #[serde(default, skip_serializing_if = "Option::is_none")]
         before: Option<TokenText<'a>>,
-        #[serde(borrow)]
         after: TokenText<'a>,
     },
 }
@@ -219,9 +209,9 @@ enum ChangeText<'a> {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ScopeText<'a> {
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     entity: Option<Cow<'a, str>>,
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     resource: Option<Cow<'a, str>>,
 }
 
@@ -229,14 +219,10 @@ struct ScopeText<'a> {
 #[serde(deny_unknown_fields)]
 struct EntryText<'a> {
     version: u64,
-    #[serde(borrow)]
     at: Cow<'a, str>,
     at_micros: u64,
-    #[serde(borrow)]
     actor: Cow<'a, str>,
-    #[serde(borrow)]
     filed: Cow<'a, str>,
-    #[serde(borrow)]
     change: ChangeText<'a>,
 }
 
@@ -246,9 +232,9 @@ struct EntryText<'a> {
 struct LevelsText<'a> {
     #[serde(rename = "v")]
     version: u64,
-    #[serde(rename = "n", borrow)]
+    #[serde(rename = "n")]
     names: Vec<Cow<'a, str>>,
-    #[serde(rename = "l", borrow)]
+    #[serde(rename = "l")]
     levels: Vec<LevelText<'a>>,
     #[serde(rename = "x", default, skip_serializing_if = "Option::is_none")]
     on_expiry: Option<OnExpiryText>,
@@ -257,11 +243,11 @@ struct LevelsText<'a> {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LevelText<'a> {
-    #[serde(rename = "e", borrow)]
+    #[serde(rename = "e")]
     entity: Cow<'a, str>,
-    #[serde(rename = "r", borrow)]
+    #[serde(rename = "r")]
     resource: Cow<'a, str>,
-    #[serde(rename = "l", borrow)]
+    #[serde(rename = "l")]
     limits: Vec<Cow<'a, str>>,
 }
 
@@ -286,18 +272,19 @@ impl<'a> PolicyText<'a> {
         if self.only {
             policy = policy.only();
         }
-        policy = match self.on_unavailable {
-            Some(OnUnavailableText::Block) => policy.on_unavailable(OnUnavailable::Block),
-            Some(OnUnavailableText::Allow) => policy.on_unavailable(OnUnavailable::Allow),
-            Some(OnUnavailableText::LocalShare(fraction)) => {
-                policy.on_unavailable(OnUnavailable::LocalShare(Share::new(fraction).map_err(message)?))
-            }
-            None => policy,
-        };
-        Ok(match self.on_expiry {
-            Some(setting) => policy.on_expiry(setting.on_expiry()),
-            None => policy,
-        })
+        if let Some(setting) = self.on_unavailable {
+            policy = policy.on_unavailable(match setting {
+                OnUnavailableText::Block => OnUnavailable::Block,
+                OnUnavailableText::Allow => OnUnavailable::Allow,
+                OnUnavailableText::LocalShare(share) => {
+                    OnUnavailable::LocalShare(Share::new(share).map_err(message)?)
+                }
+            });
+        }
+        if let Some(setting) = self.on_expiry {
+            policy = policy.on_expiry(setting.on_expiry());
+        }
+        Ok(policy)
     }
 }
 

@@ -138,6 +138,20 @@ impl StoreError {
         Self::Unavailable { what: what.into(), source: None }
     }
 
+    /// The same error for another caller, without its source, which cannot be cloned.
+    #[allow(dead_code, reason = "used by the engines that send calls together")]
+    pub(crate) fn duplicate(&self) -> Self {
+        match self {
+            Self::TimedOut { millis } => Self::TimedOut { millis: *millis },
+            Self::Closed { what } => Self::Closed { what: what.clone() },
+            Self::Denied { what } => Self::Denied { what: what.clone() },
+            Self::Corrupt { what } => Self::Corrupt { what: what.clone() },
+            Self::Invalid { what } => Self::Invalid { what: what.clone() },
+            Self::Unavailable { what, .. } => Self::unavailable(what.clone()),
+            other => Self::unavailable(other.to_string()),
+        }
+    }
+
     /// Whether the same call may succeed later: the engine is unavailable, or the queue to it is full. All
     /// other errors are final.
     pub const fn is_transient(&self) -> bool {

@@ -6,8 +6,12 @@
 //! (features of the same names) are shared by all machines. [`open()`] opens each by its address. The feature
 //! `conformance` adds the test suite that every store passes, including stores of third parties.
 
+#[cfg(any(feature = "dynamodb", feature = "redis"))]
+mod background;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 mod batch_size;
+#[cfg(any(feature = "postgres", feature = "redis"))]
+mod batcher;
 mod buckets;
 mod changes;
 mod clock;

@@ -1,6 +1,7 @@
 //! Opens a store by its address: `memory:`, `sqlite:limits.db`, `postgres://db.internal/limits`,
 //! `redis://localhost`, `dynamodb://limits`.
 
+use std::str::FromStr;
 use std::sync::Arc;
 
 use tidegate_core::excerpt::excerpt;
@@ -68,16 +69,30 @@ const DEADLINE_MAX: u64 = 60_000;
 /// # Errors
 /// [`StoreError::Invalid`] for an invalid address, an unknown option, or a store that this build does not
 /// include; and errors of the store itself when it is opened.
+#[allow(clippy::unused_async, reason = "without features it opens only a store in memory")]
 pub async fn open(url: &str) -> Result<Arc<dyn Store>, StoreError> {
     check_login(url)?;
     let (place, options) = url.split_once('?').unwrap_or((url, ""));
     match place.split_once(':') {
         Some(("memory", "")) => Ok(Arc::new(memory(url, options)?)),
-        Some(("sqlite", place)) => open_sqlite(url, place, options).await,
-        Some(("postgres" | "postgresql", _)) => open_postgres(place, options).await,
-        Some((scheme, _)) if is_redis(scheme) => open_redis(place, options).await,
-        Some(("dynamodb", place)) => open_dynamodb(url, place, options).await,
-        _ => Err(no_address(url)),
+        #[cfg(feature = "sqlite")]
+        Some(("sqlite", path)) => Ok(Arc::new(sqlite_options(url, path, options)?.open().await?)),
+        #[cfg(feature = "postgres")]
+        Some(("postgres" | "postgresql", _)) => match postgres_options(place, options)? {
+            (postgres, None) => Ok(Arc::new(postgres.open().await?)),
+            #[cfg(feature = "postgres-tls")]
+            (postgres, Some(roots)) => Ok(Arc::new(postgres.open_secured(&roots).await?)),
+            #[cfg(not(feature = "postgres-tls"))]
+            (_, Some(_)) => Err(lacks("sslmode=require", "postgres-tls")),
+        },
+        #[cfg(feature = "redis")]
+        Some((scheme, _)) if is_redis(scheme) => Ok(Arc::new(redis_options(place, options)?.open().await?)),
+        #[cfg(feature = "dynamodb")]
+        Some(("dynamodb", table)) => {
+            // Boxed: the driver's future is large, and would be part of every future that opens a store.
+            Ok(Arc::new(Box::pin(dynamodb_options(url, table, options)?.open()).await?))
+        }
+        _ => Err(not_an_address(url)),
     }
 }
 
@@ -88,327 +103,29 @@ pub async fn open(url: &str) -> Result<Arc<dyn Store>, StoreError> {
 pub fn lifecycle_at(url: &str) -> Result<Box<dyn Lifecycle>, StoreError> {
     check_login(url)?;
     let (place, options) = url.split_once('?').unwrap_or((url, ""));
+    // Without features, no store has options here.
+    let _ = options;
     match place.split_once(':') {
-        Some(("memory", "") | ("sqlite", ":memory:")) => {
-            let what = format!(
-                "`{}` exists only in its process: there is nothing to init, check or upgrade",
-                excerpt(url)
-            );
-            Err(StoreError::Invalid { what })
-        }
-        Some(("sqlite", place)) => sqlite_lifecycle(url, place, options),
-        Some(("postgres" | "postgresql", _)) => postgres_lifecycle(place, options),
-        Some((scheme, _)) if is_redis(scheme) => redis_lifecycle(place, options),
-        Some(("dynamodb", place)) => dynamodb_lifecycle(url, place, options),
-        _ => Err(no_address(url)),
+        Some(("memory", "") | ("sqlite", ":memory:")) => Err(invalid(format!(
+            "`{}` exists only in its process: there is nothing to init, check or upgrade",
+            excerpt(url)
+        ))),
+        #[cfg(feature = "sqlite")]
+        Some(("sqlite", path)) => Ok(Box::new(sqlite_options(url, path, options)?.lifecycle()?)),
+        #[cfg(feature = "postgres")]
+        Some(("postgres" | "postgresql", _)) => match postgres_options(place, options)? {
+            (postgres, None) => Ok(Box::new(postgres.lifecycle()?)),
+            #[cfg(feature = "postgres-tls")]
+            (postgres, Some(roots)) => Ok(Box::new(postgres.lifecycle_secured(&roots)?)),
+            #[cfg(not(feature = "postgres-tls"))]
+            (_, Some(_)) => Err(lacks("sslmode=require", "postgres-tls")),
+        },
+        #[cfg(feature = "redis")]
+        Some((scheme, _)) if is_redis(scheme) => Ok(Box::new(redis_options(place, options)?.lifecycle()?)),
+        #[cfg(feature = "dynamodb")]
+        Some(("dynamodb", table)) => Ok(Box::new(dynamodb_options(url, table, options)?.lifecycle()?)),
+        _ => Err(not_an_address(url)),
     }
-}
-
-fn memory(url: &str, options: &str) -> Result<Memory, StoreError> {
-    let (mut memory, mut namespace, mut retention) = (MemoryOptions::new(), None, Retention::default());
-    for (key, value) in pairs(options, url)? {
-        if retention.set(key, value)? {
-            continue;
-        }
-        match key {
-            "namespace" => namespace = Some(value),
-            "subjects_max" => {
-                memory = memory.subjects_max(value.parse().map_err(|_| {
-                    let what =
-                        format!("subjects_max is `{}`, which is not a number of subjects", excerpt(value));
-                    StoreError::Invalid { what }
-                })?);
-            }
-            other => return Err(unknown(url, other, &format!("namespace, subjects_max, {OPTIONS}"))),
-        }
-    }
-    let store = Memory::with(memory.retention(retention))?;
-    namespace.map_or(Ok(store.clone()), |name| store.namespace(name))
-}
-
-#[cfg(feature = "sqlite")]
-async fn open_sqlite(url: &str, place: &str, options: &str) -> Result<Arc<dyn Store>, StoreError> {
-    Ok(Arc::new(sqlite_options(url, place, options)?.open().await?))
-}
-
-#[cfg(feature = "sqlite")]
-fn sqlite_lifecycle(url: &str, place: &str, options: &str) -> Result<Box<dyn Lifecycle>, StoreError> {
-    Ok(Box::new(sqlite_options(url, place, options)?.lifecycle()?))
-}
-
-#[cfg(feature = "sqlite")]
-fn sqlite_options(url: &str, place: &str, options: &str) -> Result<crate::sqlite::SqliteOptions, StoreError> {
-    use crate::sqlite::{Durability, SqliteOptions};
-    // Like a file URL: an empty host, then a path that begins with `/`.
-    let path = place.strip_prefix("//").filter(|path| path.starts_with('/')).unwrap_or(place);
-    if path.starts_with("//") {
-        let what = format!("`{}` names no file: write sqlite:PATH or sqlite:///PATH", excerpt(url));
-        return Err(StoreError::Invalid { what });
-    }
-    let mut sqlite = match path {
-        ":memory:" => SqliteOptions::memory(),
-        "" => {
-            let what = format!("`{}` names no file: write sqlite:PATH or sqlite::memory:", excerpt(url));
-            return Err(StoreError::Invalid { what });
-        }
-        path => SqliteOptions::file(path),
-    };
-    let mut retention = Retention::default();
-    for (key, value) in pairs(options, url)? {
-        if retention.set(key, value)? {
-            continue;
-        }
-        sqlite = match (key, value) {
-            ("namespace", name) => sqlite.namespace(name),
-            (other, _) if path == ":memory:" => {
-                return Err(unknown(url, other, &format!("namespace, {OPTIONS}")));
-            }
-            ("durable", "commit") => sqlite.durable(Durability::Commit),
-            ("durable", "second") => sqlite.durable(Durability::EverySecond),
-            ("durable", other) => {
-                let what = format!("durable is `{}`, expected commit or second", excerpt(other));
-                return Err(StoreError::Invalid { what });
-            }
-            ("deadline_ms", value) => sqlite.deadline(deadline(value)?),
-            ("size_max", bytes) => sqlite.size_max(bytes.parse().map_err(|_| {
-                let what = format!("size_max is `{}`, which is not a number of bytes", excerpt(bytes));
-                StoreError::Invalid { what }
-            })?),
-            (other, _) => {
-                let known = format!("namespace, durable, size_max, deadline_ms, {OPTIONS}");
-                return Err(unknown(url, other, &known));
-            }
-        };
-    }
-    Ok(sqlite.retention(retention))
-}
-
-/// The value of `deadline_ms`.
-#[cfg(any(feature = "sqlite", feature = "redis", feature = "postgres", feature = "dynamodb"))]
-fn deadline(value: &str) -> Result<std::time::Duration, StoreError> {
-    let millis = value.parse().ok().filter(|millis| (1..=DEADLINE_MAX).contains(millis));
-    millis.map(std::time::Duration::from_millis).ok_or_else(|| StoreError::Invalid {
-        what: format!("deadline_ms is `{}`, outside 1..={DEADLINE_MAX} milliseconds", excerpt(value)),
-    })
-}
-
-#[cfg(any(feature = "redis", feature = "dynamodb"))]
-fn millis(key: &str, value: &str) -> Result<std::time::Duration, StoreError> {
-    let bad = |_| StoreError::Invalid {
-        what: format!("{key} is `{}`, which is not a number of milliseconds", excerpt(value)),
-    };
-    value.parse().map(std::time::Duration::from_millis).map_err(bad)
-}
-
-#[cfg(not(feature = "sqlite"))]
-fn open_sqlite(url: &str, _: &str, _: &str) -> Opening {
-    std::future::ready(Err(lacks(url, "sqlite")))
-}
-
-#[cfg(not(feature = "sqlite"))]
-fn sqlite_lifecycle(url: &str, _: &str, _: &str) -> Result<Box<dyn Lifecycle>, StoreError> {
-    Err(lacks(url, "sqlite"))
-}
-
-/// A server, and the additional root certificates if it is reached over TLS.
-#[cfg(feature = "postgres")]
-type Server = (crate::postgres::PostgresOptions, Option<Vec<u8>>);
-
-#[cfg(feature = "postgres")]
-async fn open_postgres(place: &str, options: &str) -> Result<Arc<dyn Store>, StoreError> {
-    match postgres_options(place, options)? {
-        (postgres, Some(roots)) => secured(postgres, &roots).await,
-        (postgres, None) => Ok(Arc::new(postgres.open().await?)),
-    }
-}
-
-#[cfg(feature = "postgres")]
-fn postgres_lifecycle(place: &str, options: &str) -> Result<Box<dyn Lifecycle>, StoreError> {
-    match postgres_options(place, options)? {
-        (postgres, Some(roots)) => secured_lifecycle(postgres, &roots),
-        (postgres, None) => Ok(Box::new(postgres.lifecycle()?)),
-    }
-}
-
-#[cfg(feature = "postgres")]
-fn postgres_options(place: &str, options: &str) -> Result<Server, StoreError> {
-    // An error about an option must not reveal the password of the address.
-    let without_password = without_login(place);
-    let (mut ours, mut theirs, mut roots) = (Vec::new(), Vec::new(), None);
-    let mut retention = Retention::default();
-    for (key, value) in pairs(options, &without_password)? {
-        match key {
-            "namespace" | "schema" | "connections" | "deadline_ms" => ours.push((key, value)),
-            _ if retention.set(key, value)? => {}
-            "sslrootcert" => roots = Some(value),
-            _ => theirs.push(format!("{key}={value}")),
-        }
-    }
-    let address = if theirs.is_empty() { place.to_owned() } else { format!("{place}?{}", theirs.join("&")) };
-    let mut postgres = crate::postgres::PostgresOptions::new(address).retention(retention);
-    for (key, value) in ours {
-        postgres = match key {
-            "namespace" => postgres.namespace(value),
-            "schema" => postgres.schema(value),
-            "deadline_ms" => postgres.deadline(deadline(value)?),
-            _ => postgres.connections(value.parse().map_err(|_| {
-                let what = format!("connections is `{}`, which is not a number", excerpt(value));
-                StoreError::Invalid { what }
-            })?),
-        };
-    }
-    if !theirs.iter().any(|option| option == "sslmode=require") {
-        return Ok((postgres, None));
-    }
-    let roots = match roots {
-        Some(path) => std::fs::read(path).map_err(|error| StoreError::Invalid {
-            what: format!("sslrootcert is `{}`, which cannot be read: {error}", excerpt(path)),
-        })?,
-        None => Vec::new(),
-    };
-    Ok((postgres, Some(roots)))
-}
-
-#[cfg(feature = "postgres-tls")]
-async fn secured(
-    postgres: crate::postgres::PostgresOptions,
-    roots: &[u8],
-) -> Result<Arc<dyn Store>, StoreError> {
-    Ok(Arc::new(postgres.open_secured(roots).await?))
-}
-
-#[cfg(feature = "postgres-tls")]
-fn secured_lifecycle(
-    postgres: crate::postgres::PostgresOptions,
-    roots: &[u8],
-) -> Result<Box<dyn Lifecycle>, StoreError> {
-    Ok(Box::new(postgres.lifecycle_secured(roots)?))
-}
-
-#[cfg(all(feature = "postgres", not(feature = "postgres-tls")))]
-fn secured(_: crate::postgres::PostgresOptions, _: &[u8]) -> Opening {
-    std::future::ready(Err(lacks("sslmode=require", "postgres-tls")))
-}
-
-#[cfg(all(feature = "postgres", not(feature = "postgres-tls")))]
-fn secured_lifecycle(
-    _: crate::postgres::PostgresOptions,
-    _: &[u8],
-) -> Result<Box<dyn Lifecycle>, StoreError> {
-    Err(lacks("sslmode=require", "postgres-tls"))
-}
-
-#[cfg(not(feature = "postgres"))]
-fn open_postgres(_: &str, _: &str) -> Opening {
-    std::future::ready(Err(lacks("postgres:", "postgres")))
-}
-
-#[cfg(not(feature = "postgres"))]
-fn postgres_lifecycle(_: &str, _: &str) -> Result<Box<dyn Lifecycle>, StoreError> {
-    Err(lacks("postgres:", "postgres"))
-}
-
-/// Whether an address with this scheme is one of Redis.
-fn is_redis(scheme: &str) -> bool {
-    let scheme = scheme.strip_prefix("rediss").or_else(|| scheme.strip_prefix("redis"));
-    matches!(scheme, Some("" | "+sentinel" | "+cluster"))
-}
-
-#[cfg(feature = "redis")]
-async fn open_redis(place: &str, options: &str) -> Result<Arc<dyn Store>, StoreError> {
-    Ok(Arc::new(redis_options(place, options)?.open().await?))
-}
-
-#[cfg(feature = "redis")]
-fn redis_lifecycle(place: &str, options: &str) -> Result<Box<dyn Lifecycle>, StoreError> {
-    Ok(Box::new(redis_options(place, options)?.lifecycle()?))
-}
-
-#[cfg(feature = "redis")]
-fn redis_options(place: &str, options: &str) -> Result<crate::redis::RedisOptions, StoreError> {
-    let mut redis = crate::redis::RedisOptions::new(place);
-    let place = without_login(place);
-    let mut retention = Retention::default();
-    for (key, value) in pairs(options, &place)? {
-        if retention.set(key, value)? {
-            continue;
-        }
-        redis = match key {
-            "namespace" => redis.namespace(value),
-            "deadline_ms" => redis.deadline(deadline(value)?),
-            "timeout_ms" => redis.timeout(millis(key, value)?),
-            other => {
-                let known = format!("namespace, deadline_ms, timeout_ms, {OPTIONS}");
-                return Err(unknown(&place, other, &known));
-            }
-        };
-    }
-    Ok(redis.retention(retention))
-}
-
-#[cfg(not(feature = "redis"))]
-fn open_redis(place: &str, _: &str) -> Opening {
-    std::future::ready(Err(lacks(&without_login(place), "redis")))
-}
-
-#[cfg(not(feature = "redis"))]
-fn redis_lifecycle(place: &str, _: &str) -> Result<Box<dyn Lifecycle>, StoreError> {
-    Err(lacks(&without_login(place), "redis"))
-}
-
-#[cfg(feature = "dynamodb")]
-async fn open_dynamodb(url: &str, place: &str, options: &str) -> Result<Arc<dyn Store>, StoreError> {
-    let dynamodb = dynamodb_options(url, place, options)?;
-    // Boxed: the driver's future is large, and would be part of every future that opens a store.
-    Ok(Arc::new(Box::pin(dynamodb.open()).await?))
-}
-
-#[cfg(feature = "dynamodb")]
-fn dynamodb_lifecycle(url: &str, place: &str, options: &str) -> Result<Box<dyn Lifecycle>, StoreError> {
-    Ok(Box::new(dynamodb_options(url, place, options)?.lifecycle()?))
-}
-
-#[cfg(feature = "dynamodb")]
-fn dynamodb_options(
-    url: &str,
-    place: &str,
-    options: &str,
-) -> Result<crate::dynamodb::DynamoDbOptions, StoreError> {
-    let Some(table) = place.strip_prefix("//").filter(|table| !table.is_empty() && !table.contains('/'))
-    else {
-        let what = format!("`{}` names no table: write dynamodb://TABLE", excerpt(url));
-        return Err(StoreError::Invalid { what });
-    };
-    let mut dynamodb = crate::dynamodb::DynamoDbOptions::new(table);
-    let mut retention = Retention::default();
-    for (key, value) in pairs(options, url)? {
-        if retention.set(key, value)? {
-            continue;
-        }
-        dynamodb = match (key, value) {
-            ("namespace", name) => dynamodb.namespace(name),
-            ("region", region) => dynamodb.region(region),
-            ("endpoint", endpoint) => dynamodb.endpoint(endpoint),
-            ("deadline_ms", _) => dynamodb.deadline(deadline(value)?),
-            ("timeout_ms", _) => dynamodb.timeout(millis(key, value)?),
-            ("rejections_ms", _) => dynamodb.rejections(millis(key, value)?),
-            // Older versions had two layouts.
-            ("speculative", _) => dynamodb.ignore_speculative(),
-            // And a worker that read the table's stream.
-            ("stream_endpoint", _) => dynamodb,
-            (other, _) => {
-                let known =
-                    format!("namespace, region, endpoint, rejections_ms, deadline_ms, timeout_ms, {OPTIONS}");
-                return Err(unknown(url, other, &known));
-            }
-        };
-    }
-    Ok(dynamodb.retention(retention))
-}
-
-#[cfg(not(feature = "dynamodb"))]
-fn open_dynamodb(url: &str, _: &str, _: &str) -> Opening {
-    std::future::ready(Err(lacks(url, "dynamodb")))
 }
 
 /// Reads the entities and limits of a table of zae-limiter, at an address of DynamoDB whose `namespace` is its
@@ -419,54 +136,201 @@ fn open_dynamodb(url: &str, _: &str, _: &str) -> Opening {
 ///
 /// # Cancel safety
 /// Changes nothing.
+#[allow(clippy::unused_async, reason = "without the feature it fails")]
 pub async fn read_zae_limiter(url: &str) -> Result<ZaeLimiterContents, StoreError> {
     check_login(url)?;
-    let (place, options) = url.split_once('?').unwrap_or((url, ""));
-    match place.split_once(':') {
-        Some(("dynamodb", place)) => zae_limiter(url, place, options).await,
-        _ => Err(StoreError::Invalid { what: format!("`{}` is no address dynamodb://TABLE", excerpt(url)) }),
+    if !url.starts_with("dynamodb:") {
+        return Err(invalid(format!("`{}` is no address dynamodb://TABLE", excerpt(url))));
     }
+    #[cfg(feature = "dynamodb")]
+    {
+        let (place, options) = url.split_once('?').unwrap_or((url, ""));
+        let table = place.trim_start_matches("dynamodb:");
+        let namespace = pairs(options, url)?.into_iter().find(|(key, _)| *key == "namespace");
+        let namespace = namespace.map_or("default", |(_, name)| name);
+        dynamodb_options(url, table, options)?.read_zae_limiter(namespace).await
+    }
+    #[cfg(not(feature = "dynamodb"))]
+    Err(not_an_address(url))
+}
+
+fn memory(url: &str, options: &str) -> Result<Memory, StoreError> {
+    let (memory, mut namespace) = ((MemoryOptions::new(), MemoryOptions::retention as _), None);
+    let memory = read_options(url, options, "namespace, subjects_max", memory, |memory, option| {
+        Ok(Some(match option {
+            ("namespace", name) => {
+                namespace = Some(name);
+                memory
+            }
+            ("subjects_max", value) => memory.subjects_max(number("subjects_max", value, " of subjects")?),
+            _ => return Ok(None),
+        }))
+    })?;
+    let store = Memory::with(memory)?;
+    namespace.map_or(Ok(store.clone()), |name| store.namespace(name))
+}
+
+#[cfg(feature = "sqlite")]
+fn sqlite_options(url: &str, place: &str, options: &str) -> Result<crate::sqlite::SqliteOptions, StoreError> {
+    use crate::sqlite::{Durability, SqliteOptions};
+    // Like a file URL: an empty host, then a path that begins with `/`.
+    let path = place.strip_prefix("//").filter(|path| path.starts_with('/')).unwrap_or(place);
+    let no_file =
+        |form| Err(invalid(format!("`{}` names no file: write sqlite:PATH or {form}", excerpt(url))));
+    let (sqlite, known) = match path {
+        ":memory:" => (SqliteOptions::memory(), "namespace"),
+        "" => return no_file("sqlite::memory:"),
+        path if path.starts_with("//") => return no_file("sqlite:///PATH"),
+        path => (SqliteOptions::file(path), "namespace, durable, size_max, deadline_ms"),
+    };
+    read_options(url, options, known, (sqlite, SqliteOptions::retention), |sqlite, option| {
+        Ok(Some(match option {
+            ("namespace", name) => sqlite.namespace(name),
+            _ if path == ":memory:" => return Ok(None),
+            ("durable", "commit") => sqlite.durable(Durability::Commit),
+            ("durable", "second") => sqlite.durable(Durability::EverySecond),
+            ("durable", other) => {
+                return Err(invalid(format!("durable is `{}`, expected commit or second", excerpt(other))));
+            }
+            ("deadline_ms", value) => sqlite.deadline(deadline(value)?),
+            ("size_max", value) => sqlite.size_max(number("size_max", value, " of bytes")?),
+            _ => return Ok(None),
+        }))
+    })
+}
+
+/// A server, and the additional root certificates if it is reached over TLS.
+#[cfg(feature = "postgres")]
+type Server = (crate::postgres::PostgresOptions, Option<Vec<u8>>);
+
+#[cfg(feature = "postgres")]
+fn postgres_options(place: &str, options: &str) -> Result<Server, StoreError> {
+    use crate::postgres::PostgresOptions;
+    let (mut is_secured, mut roots) = (false, None);
+    let postgres = (PostgresOptions::new(place), PostgresOptions::retention as _);
+    // All other options are the driver's.
+    let postgres = read_options(&without_login(place), options, "", postgres, |postgres, option| {
+        Ok(Some(match option {
+            ("namespace", name) => postgres.namespace(name),
+            ("schema", name) => postgres.schema(name),
+            ("connections", value) => postgres.connections(number("connections", value, "")?),
+            ("deadline_ms", value) => postgres.deadline(deadline(value)?),
+            ("sslrootcert", path) => {
+                roots = Some(path);
+                postgres
+            }
+            (key, value) => {
+                is_secured |= option == ("sslmode", "require");
+                postgres.driver_option(key, value)
+            }
+        }))
+    })?;
+    if !is_secured {
+        return Ok((postgres, None));
+    }
+    let unreadable =
+        |path, error| invalid(format!("sslrootcert is `{}`, which cannot be read: {error}", excerpt(path)));
+    let read = |path| std::fs::read(path).map_err(|error| unreadable(path, error));
+    Ok((postgres, Some(roots.map(read).transpose()?.unwrap_or_default())))
+}
+
+/// Whether an address with this scheme is one of Redis.
+fn is_redis(scheme: &str) -> bool {
+    let scheme = scheme.strip_prefix("rediss").or_else(|| scheme.strip_prefix("redis"));
+    matches!(scheme, Some("" | "+sentinel" | "+cluster"))
+}
+
+#[cfg(feature = "redis")]
+fn redis_options(place: &str, options: &str) -> Result<crate::redis::RedisOptions, StoreError> {
+    use crate::redis::RedisOptions;
+    let redis = (RedisOptions::new(place), RedisOptions::retention as _);
+    let known = "namespace, deadline_ms, timeout_ms";
+    read_options(&without_login(place), options, known, redis, |redis, option| {
+        Ok(Some(match option {
+            ("namespace", name) => redis.namespace(name),
+            ("deadline_ms", value) => redis.deadline(deadline(value)?),
+            ("timeout_ms", value) => redis.timeout(millis("timeout_ms", value)?),
+            _ => return Ok(None),
+        }))
+    })
 }
 
 #[cfg(feature = "dynamodb")]
-async fn zae_limiter(url: &str, place: &str, options: &str) -> Result<ZaeLimiterContents, StoreError> {
-    let namespace = pairs(options, url)?.into_iter().find(|(key, _)| *key == "namespace");
-    let namespace = namespace.map_or("default", |(_, name)| name);
-    dynamodb_options(url, place, options)?.read_zae_limiter(namespace).await
+fn dynamodb_options(
+    url: &str,
+    place: &str,
+    options: &str,
+) -> Result<crate::dynamodb::DynamoDbOptions, StoreError> {
+    use crate::dynamodb::DynamoDbOptions;
+    let Some(table) = place.strip_prefix("//").filter(|table| !table.is_empty() && !table.contains('/'))
+    else {
+        return Err(invalid(format!("`{}` names no table: write dynamodb://TABLE", excerpt(url))));
+    };
+    let dynamodb = (DynamoDbOptions::new(table), DynamoDbOptions::retention as _);
+    let known = "namespace, region, endpoint, rejections_ms, deadline_ms, timeout_ms";
+    read_options(url, options, known, dynamodb, |dynamodb, option| {
+        Ok(Some(match option {
+            ("namespace", name) => dynamodb.namespace(name),
+            ("region", region) => dynamodb.region(region),
+            ("endpoint", endpoint) => dynamodb.endpoint(endpoint),
+            ("deadline_ms", value) => dynamodb.deadline(deadline(value)?),
+            ("timeout_ms", value) => dynamodb.timeout(millis("timeout_ms", value)?),
+            ("rejections_ms", value) => dynamodb.rejections(millis("rejections_ms", value)?),
+            // Older versions had two layouts.
+            ("speculative", _) => dynamodb.ignore_speculative(),
+            // And a worker that read the table's stream.
+            ("stream_endpoint", _) => dynamodb,
+            _ => return Ok(None),
+        }))
+    })
 }
 
-#[cfg(not(feature = "dynamodb"))]
-fn zae_limiter(url: &str, _: &str, _: &str) -> std::future::Ready<Result<ZaeLimiterContents, StoreError>> {
-    std::future::ready(Err(lacks(url, "dynamodb")))
+/// Sets the options of an address: the retention, and others with `set`, which returns `None` for an unknown one.
+fn read_options<'a, O>(
+    url: &str,
+    options: &'a str,
+    known: &str,
+    (mut engine, retain): (O, fn(O, Retention) -> O),
+    mut set: impl FnMut(O, (&'a str, &'a str)) -> Result<Option<O>, StoreError>,
+) -> Result<O, StoreError> {
+    let mut retention = Retention::default();
+    for (key, value) in pairs(options, url)? {
+        if !retention.set(key, value)? {
+            engine = set(engine, (key, value))?.ok_or_else(|| {
+                let (url, key) = (excerpt(url), excerpt(key));
+                invalid(format!("`{url}` has no option `{key}`; expected {known}, {OPTIONS}"))
+            })?;
+        }
+    }
+    Ok(retain(engine, retention))
 }
 
-#[cfg(not(feature = "dynamodb"))]
-fn dynamodb_lifecycle(url: &str, _: &str, _: &str) -> Result<Box<dyn Lifecycle>, StoreError> {
-    Err(lacks(url, "dynamodb"))
+/// The value of `deadline_ms`.
+#[cfg(any(feature = "sqlite", feature = "redis", feature = "postgres", feature = "dynamodb"))]
+fn deadline(value: &str) -> Result<std::time::Duration, StoreError> {
+    let millis = value.parse().ok().filter(|millis| (1..=DEADLINE_MAX).contains(millis));
+    let bounds = || format!("deadline_ms is `{}`, outside 1..={DEADLINE_MAX} milliseconds", excerpt(value));
+    millis.map(std::time::Duration::from_millis).ok_or_else(|| invalid(bounds()))
 }
 
-/// The result for a store that is not built in, ready at once.
-#[cfg(any(
-    not(feature = "sqlite"),
-    not(feature = "redis"),
-    not(feature = "postgres"),
-    not(feature = "postgres-tls"),
-    not(feature = "dynamodb")
-))]
-type Opening = std::future::Ready<Result<Arc<dyn Store>, StoreError>>;
+#[cfg(any(feature = "redis", feature = "dynamodb"))]
+fn millis(key: &str, value: &str) -> Result<std::time::Duration, StoreError> {
+    number(key, value, " of milliseconds").map(std::time::Duration::from_millis)
+}
+
+fn number<T: FromStr>(key: &str, value: &str, unit: &str) -> Result<T, StoreError> {
+    let what = || format!("{key} is `{}`, which is not a number{unit}", excerpt(value));
+    value.parse().map_err(|_| invalid(what()))
+}
+
+fn invalid(what: String) -> StoreError {
+    StoreError::Invalid { what }
+}
 
 /// The error for an address that needs a missing feature.
-#[cfg(any(
-    not(feature = "sqlite"),
-    not(feature = "redis"),
-    not(feature = "postgres"),
-    not(feature = "postgres-tls"),
-    not(feature = "dynamodb")
-))]
 fn lacks(what: &str, feature: &str) -> StoreError {
     let what = excerpt(what);
-    let what = format!("`{what}` needs the feature `{feature}`, which this program was built without");
-    StoreError::Invalid { what }
+    invalid(format!("`{what}` needs the feature `{feature}`, which this program was built without"))
 }
 
 /// Installs a TLS provider, unless the program has installed one.
@@ -495,9 +359,8 @@ pub(crate) fn check_login(url: &str) -> Result<(), StoreError> {
     let is_cut =
         !authority.contains('@') && options.contains('@') && !port.bytes().all(|b| b.is_ascii_digit());
     if scheme != "sqlite" && (path.contains('@') || is_cut) {
-        let what =
-            "an address whose user or password has a `/` or a `?`: write them as %2F and %3F".to_owned();
-        return Err(StoreError::Invalid { what });
+        let what = "an address whose user or password has a `/` or a `?`: write them as %2F and %3F";
+        return Err(invalid(what.to_owned()));
     }
     Ok(())
 }
@@ -510,12 +373,19 @@ fn without_login(place: &str) -> String {
     }
 }
 
-fn no_address(url: &str) -> StoreError {
-    let what = format!(
-        "`{}` is not the address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE, redis://HOST or dynamodb://TABLE",
-        excerpt(&without_login(url))
-    );
-    StoreError::Invalid { what }
+/// The error for an address of no store, or of one that is not built in.
+fn not_an_address(url: &str) -> StoreError {
+    let shown = without_login(url);
+    match url.split_once(':').map_or("", |(scheme, _)| scheme) {
+        "sqlite" => lacks(&shown, "sqlite"),
+        "postgres" | "postgresql" => lacks(&shown, "postgres"),
+        "dynamodb" => lacks(&shown, "dynamodb"),
+        scheme if is_redis(scheme) => lacks(&shown, "redis"),
+        _ => invalid(format!(
+            "`{}` is not the address of a store: write memory:, sqlite:PATH, postgres://HOST/DATABASE, redis://HOST or dynamodb://TABLE",
+            excerpt(&shown)
+        )),
+    }
 }
 
 /// The options of an address, without duplicates.
@@ -525,21 +395,22 @@ fn pairs<'a>(options: &'a str, url: &str) -> Result<Vec<(&'a str, &'a str)>, Sto
         let Some((key, value)) = option.split_once('=') else {
             // It may be the rest of a password.
             let option = if option.contains('@') { "…" } else { option };
-            let what = format!("the option `{}` of `{}` has no value", excerpt(option), excerpt(url));
-            return Err(StoreError::Invalid { what });
+            return Err(invalid(format!(
+                "the option `{}` of `{}` has no value",
+                excerpt(option),
+                excerpt(url)
+            )));
         };
         if pairs.iter().any(|(other, _)| *other == key) {
-            let what = format!("the option `{}` of `{}` is given twice", excerpt(key), excerpt(url));
-            return Err(StoreError::Invalid { what });
+            return Err(invalid(format!(
+                "the option `{}` of `{}` is given twice",
+                excerpt(key),
+                excerpt(url)
+            )));
         }
         pairs.push((key, value));
     }
     Ok(pairs)
-}
-
-fn unknown(url: &str, key: &str, known: &str) -> StoreError {
-    let what = format!("`{}` has no option `{}`; expected {known}", excerpt(url), excerpt(key));
-    StoreError::Invalid { what }
 }
 
 #[cfg(all(test, feature = "sqlite", feature = "redis", feature = "postgres", feature = "dynamodb"))]

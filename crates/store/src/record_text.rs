@@ -4,8 +4,8 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use tidegate_core::limit::audit::Entry;
-use tidegate_core::limit::name::EntityId;
-use tidegate_core::limit::policy::Version;
+use tidegate_core::limit::name::{EntityId, ResourceName};
+use tidegate_core::limit::policy::{Scope, Version};
 use tidegate_core::limit::token::{TokenHash, TokenId};
 use tidegate_core::time::Stamp;
 
@@ -27,6 +27,20 @@ pub(crate) struct KeyColumns<'a> {
     pub(crate) second: &'a str,
 }
 
+impl<'a> KeyColumns<'a> {
+    /// The key of the policy for a scope.
+    pub(crate) fn of(scope: &'a Scope) -> Self {
+        let kind = match scope {
+            Scope::System => 0,
+            Scope::Resource(_) => 1,
+            Scope::Entity(_) => 2,
+            Scope::Subject(_) => 3,
+        };
+        let first = scope.entity().map_or("", EntityId::as_str).into();
+        Self { kind, first, second: scope.resource().map_or("", ResourceName::as_str) }
+    }
+}
+
 impl Kind {
     /// The range of its kinds in [`KeyColumns`].
     pub(crate) const fn columns(self) -> (i64, i64) {
@@ -43,10 +57,7 @@ impl Key {
     /// The key as columns.
     pub(crate) fn columns(&self) -> KeyColumns<'_> {
         match self {
-            Self::Policy(scope) => {
-                let tables::Key { kind, entity, resource } = tables::Key::of(scope);
-                KeyColumns { kind, first: entity.into(), second: resource }
-            }
+            Self::Policy(scope) => KeyColumns::of(scope),
             Self::Entity(id) => KeyColumns { kind: 4, first: id.as_str().into(), second: "" },
             Self::Token(id) => KeyColumns { kind: 5, first: id.as_str().into(), second: "" },
             Self::Entry(number) => KeyColumns { kind: 6, first: format!("{number:020}").into(), second: "" },

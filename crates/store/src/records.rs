@@ -94,9 +94,7 @@ impl<E: Engine> Policies for E {
                     // Its policy for all resources comes first.
                     let own = Scope::Entity(entity.clone());
                     if after.as_ref().is_none_or(|after| *after < own) {
-                        found.extend(
-                            self.read_records(&[Key::Policy(own)]).await?.records.into_iter().flatten(),
-                        );
+                        found.extend(record_at(self, Key::Policy(own)).await?);
                     }
                     Of::Entity(entity.clone())
                 }
@@ -110,7 +108,6 @@ impl<E: Engine> Policies for E {
 
     fn apply<'a>(&'a self, changes: &'a [PolicyChange], actor: &'a str) -> Reply<'a, Version> {
         reply(self, async move {
-            check_actor(actor)?;
             check_pools(changes, |across| self.pool_refusal(across))?;
             let keys: Vec<Key> = changes.iter().map(|change| Key::Policy(change.scope.clone())).collect();
             let mut tries = 0;
@@ -122,8 +119,7 @@ impl<E: Engine> Policies for E {
                 for change in made {
                     draft.policy(&change.scope, there(&change.scope), change.policy.clone())?;
                 }
-                let version = draft.version();
-                if draft.commit(self).await? {
+                if let Some(version) = draft.commit(self).await? {
                     return Ok(version);
                 }
             }
@@ -134,18 +130,15 @@ impl<E: Engine> Policies for E {
 impl<E: Engine> Entities for E {
     fn put<'a>(&'a self, entity: &'a Entity, expect: Expect, actor: &'a str) -> Reply<'a, Version> {
         reply(self, async move {
-            check_actor(actor)?;
             entity.check()?;
             let (id, key) = (entity.id(), Key::Entity(entity.id().clone()));
             let mut tries = 0;
             loop {
-                let (mut draft, mut read) =
-                    Draft::begin(self, actor, std::slice::from_ref(&key), &mut tries).await?;
-                let before = read.pop().flatten();
+                let (mut draft, before) = Draft::begin_one(self, actor, &key, &mut tries).await?;
                 check_expected(id, before.as_ref(), expect)?;
                 let (mut above, mut next) = (BTreeMap::new(), entity.parent_id().cloned());
                 while let Some(id) = next.take().filter(|_| above.len() < ANCESTORS_MAX) {
-                    let found = self.read_records(&[Key::Entity(id)]).await?.records.pop().flatten();
+                    let found = record_at(self, Key::Entity(id)).await?;
                     let Some(record) = found else { break };
                     let ancestor = record.entity()?;
                     next = ancestor.parent_id().cloned();
@@ -155,8 +148,7 @@ impl<E: Engine> Entities for E {
                 let was = before.as_ref().map(|before| before.entity().cloned()).transpose()?;
                 draft.write(key.clone(), before, Some(Value::Entity(entity.clone())));
                 draft.note(AuditKey::entity(id), Change::Entity { before: was, after: Some(entity.clone()) });
-                let version = draft.version();
-                if draft.commit(self).await? {
+                if let Some(version) = draft.commit(self).await? {
                     return Ok(version);
                 }
             }
@@ -165,8 +157,7 @@ impl<E: Engine> Entities for E {
 
     fn get<'a>(&'a self, id: &'a EntityId) -> Reply<'a, Option<Versioned<Entity>>> {
         reply(self, async move {
-            let found = self.read_records(&[Key::Entity(id.clone())]).await?.records.pop().flatten();
-            found.map(Record::versioned_entity).transpose()
+            record_at(self, Key::Entity(id.clone())).await?.map(Record::versioned_entity).transpose()
         })
     }
 
@@ -191,7 +182,6 @@ impl<E: Engine> Entities for E {
 
     fn remove<'a>(&'a self, id: &'a EntityId, expect: Expect, actor: &'a str) -> Reply<'a, Version> {
         reply(self, async move {
-            check_actor(actor)?;
             let own = Key::Policy(Scope::Entity(id.clone()));
             let keys = [Key::Entity(id.clone()), own];
             let mut tries = 0;
@@ -213,8 +203,7 @@ impl<E: Engine> Entities for E {
                 let was = before.entity()?.clone();
                 draft.write(keys[0].clone(), Some(before), None);
                 draft.note(AuditKey::entity(id), Change::Entity { before: Some(was), after: None });
-                let version = draft.version();
-                if draft.commit(self).await? {
+                if let Some(version) = draft.commit(self).await? {
                     return Ok(version);
                 }
             }
@@ -242,13 +231,10 @@ impl<E: Engine> Tokens for E {
         actor: &'a str,
     ) -> Reply<'a, Versioned<Token>> {
         reply(self, async move {
-            check_actor(actor)?;
             let key = Key::Token(token.id.clone());
             let mut tries = 0;
             loop {
-                let (mut draft, mut read) =
-                    Draft::begin(self, actor, std::slice::from_ref(&key), &mut tries).await?;
-                let before = read.pop().flatten();
+                let (mut draft, before) = Draft::begin_one(self, actor, &key, &mut tries).await?;
                 token.check(draft.at)?;
                 if let Some(there) = before {
                     return Err(is_taken(&token.id, there.version));
@@ -259,8 +245,7 @@ impl<E: Engine> Tokens for E {
                 let made = Token::made(token, draft.at, actor);
                 draft.write(key.clone(), None, Some(Value::Token(*hash, made.clone())));
                 draft.note(AuditKey::token(&made.id), Change::Token { before: None, after: made.clone() });
-                let version = draft.version();
-                if draft.commit(self).await? {
+                if let Some(version) = draft.commit(self).await? {
                     return Ok(Versioned { version, value: made });
                 }
             }
@@ -268,10 +253,10 @@ impl<E: Engine> Tokens for E {
     }
 
     fn token<'a>(&'a self, id: &'a TokenId) -> Reply<'a, Option<(TokenHash, Versioned<Token>)>> {
-        reply(self, async move {
-            let found = self.read_records(&[Key::Token(id.clone())]).await?.records.pop().flatten();
-            found.map(Record::token).transpose()
-        })
+        reply(
+            self,
+            async move { record_at(self, Key::Token(id.clone())).await?.map(Record::token).transpose() },
+        )
     }
 
     fn find_token<'a>(&'a self, hash: &'a TokenHash) -> Reply<'a, Option<Versioned<Token>>> {
@@ -291,13 +276,10 @@ impl<E: Engine> Tokens for E {
 
     fn revoke_token<'a>(&'a self, id: &'a TokenId, expect: Expect, actor: &'a str) -> Reply<'a, Version> {
         reply(self, async move {
-            check_actor(actor)?;
             let key = Key::Token(id.clone());
             let mut tries = 0;
             loop {
-                let (mut draft, mut read) =
-                    Draft::begin(self, actor, std::slice::from_ref(&key), &mut tries).await?;
-                let before = read.pop().flatten();
+                let (mut draft, before) = Draft::begin_one(self, actor, &key, &mut tries).await?;
                 let Some(before) = before else { return Err(StoreError::NoToken { token: id.clone() }) };
                 let (hash, there) = before.clone().token()?;
                 if !is_to_be_revoked(&there, expect)? {
@@ -306,8 +288,7 @@ impl<E: Engine> Tokens for E {
                 let after = Token { revoked_at: Some(draft.at), ..there.value.clone() };
                 draft.write(key.clone(), Some(before), Some(Value::Token(hash, after.clone())));
                 draft.note(AuditKey::token(id), Change::Token { before: Some(there.value), after });
-                let version = draft.version();
-                if draft.commit(self).await? {
+                if let Some(version) = draft.commit(self).await? {
                     return Ok(version);
                 }
             }
@@ -375,6 +356,7 @@ impl Draft {
         keys: &[Key],
         tries: &mut usize,
     ) -> Result<(Self, Vec<Option<Record>>), StoreError> {
+        check_actor(actor)?;
         *tries += 1;
         if *tries > TRIES {
             return Err(StoreError::unavailable(format!(
@@ -386,14 +368,24 @@ impl Draft {
         Ok((Self { actor: actor.to_owned(), at, write }, records))
     }
 
-    /// Commits the changes, if any. Returns `false` if another writer was faster.
-    async fn commit<E: Engine>(self, engine: &E) -> Result<bool, StoreError> {
-        Ok(self.write.changes.is_empty() || engine.write_records(&self.write).await?)
+    /// Like [`begin`](Self::begin), for one record.
+    async fn begin_one<E: Engine>(
+        engine: &E,
+        actor: &str,
+        key: &Key,
+        tries: &mut usize,
+    ) -> Result<(Self, Option<Record>), StoreError> {
+        let (draft, mut read) = Self::begin(engine, actor, std::slice::from_ref(key), tries).await?;
+        Ok((draft, read.pop().flatten()))
     }
 
-    /// The version of the namespace after the commit.
-    fn version(&self) -> Version {
-        if self.write.changes.is_empty() { self.write.seen } else { self.write.version() }
+    /// Commits the changes, if any, and returns the version of the namespace. `None` if another writer was
+    /// faster.
+    async fn commit<E: Engine>(self, engine: &E) -> Result<Option<Version>, StoreError> {
+        if self.write.changes.is_empty() {
+            return Ok(Some(self.write.seen));
+        }
+        Ok(engine.write_records(&self.write).await?.then(|| self.write.version()))
     }
 
     fn write(&mut self, key: Key, before: Option<Record>, after: Option<Value>) {
@@ -429,13 +421,11 @@ pub(crate) async fn note_change<E: Engine>(
     change: Change,
     actor: &str,
 ) -> Result<Version, StoreError> {
-    check_actor(actor)?;
     let mut tries = 0;
     loop {
         let (mut draft, _) = Draft::begin(engine, actor, &[], &mut tries).await?;
         draft.note(filed.clone(), change.clone());
-        let version = draft.version();
-        if draft.commit(engine).await? {
+        if let Some(version) = draft.commit(engine).await? {
             return Ok(version);
         }
     }
@@ -447,6 +437,10 @@ fn reply<'a, E: Engine, T>(
     answer: impl Future<Output = Result<T, StoreError>> + Send + 'a,
 ) -> Reply<'a, T> {
     Reply::after(engine.about().is_immediate, answer)
+}
+
+async fn record_at<E: Engine>(engine: &E, key: Key) -> Result<Option<Record>, StoreError> {
+    Ok(engine.read_records(&[key]).await?.records.pop().flatten())
 }
 
 /// All records of a kind.

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tidegate_core::limit::policy::OnExpiry;
+
 use crate::buckets::Buckets;
 use crate::changes::Changes;
 use crate::engine::Engine;
@@ -120,6 +122,15 @@ pub struct SweepReport {
 }
 
 impl SweepReport {
+    /// Counts a lease that has expired.
+    #[allow(dead_code, reason = "used depending on the features")]
+    pub(crate) const fn ended(&mut self, how: OnExpiry) {
+        match how {
+            OnExpiry::Settle => self.settled += 1,
+            OnExpiry::Return => self.returned += 1,
+        }
+    }
+
     /// Adds the counts of another sweep.
     pub(crate) const fn add(&mut self, other: Self) {
         self.settled += other.settled;

@@ -5,16 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::bucket::{Bucket, Shape, Span};
-use tidegate_core::limit::cascade::Units;
-use tidegate_core::limit::lease::{Ending, Record, Shortfall};
+use tidegate_core::limit::cascade::{Levels, Units};
+use tidegate_core::limit::lease::{EndRecord, Ending, LeaseId, Record, Shortfall};
 use tidegate_core::limit::meter::Meter;
 use tidegate_core::limit::name::{EntityId, LimitName, ResourceName, Subject};
 use tidegate_core::limit::policy::{OnExpiry, Scope, Version};
 use tidegate_core::limit::rule::Rule;
-use tidegate_core::limit::usage::Window;
+use tidegate_core::limit::usage::{Tally, Usage, Window};
 use tidegate_core::time::Stamp;
 
+use crate::codec::levels_from_text;
 use crate::error::StoreError;
+use crate::shared_engine::LeaseState;
 
 /// A number as a column, saturated. No real value comes near the bound.
 pub(crate) fn column(number: u64) -> i64 {
@@ -24,27 +26,6 @@ pub(crate) fn column(number: u64) -> i64 {
 /// A column that cannot be negative.
 pub(crate) fn number(column: i64, what: &str) -> Result<u64, StoreError> {
     u64::try_from(column).map_err(|_| StoreError::Corrupt { what: format!("{what} is {column}, below zero") })
-}
-
-/// A scope as columns.
-pub(crate) struct Key<'a> {
-    pub(crate) kind: i64,
-    pub(crate) entity: &'a str,
-    pub(crate) resource: &'a str,
-}
-
-impl<'a> Key<'a> {
-    pub(crate) fn of(scope: &'a Scope) -> Self {
-        let kind = match scope {
-            Scope::System => 0,
-            Scope::Resource(_) => 1,
-            Scope::Entity(_) => 2,
-            Scope::Subject(_) => 3,
-        };
-        let entity = scope.entity().map_or("", EntityId::as_str);
-        let resource = scope.resource().map_or("", ResourceName::as_str);
-        Self { kind, entity, resource }
-    }
 }
 
 pub(crate) fn scope(kind: i64, entity: &str, resource: &str) -> Result<Scope, StoreError> {
@@ -145,6 +126,68 @@ pub(crate) fn on_expiry(number: i64) -> Result<OnExpiry, StoreError> {
     }
 }
 
+/// A line of usage from its entity, resource and limit, and the start of its window, the units of all leases, the
+/// entity's own, and the number of leases.
+pub(crate) fn usage_line(
+    window: Window,
+    [entity, resource, limit]: [&str; 3],
+    [start, units, own, leases]: [i64; 4],
+) -> Result<Usage, StoreError> {
+    let count = |column: i64| number(column, "a sum of usage");
+    let tally = Tally { units: count(units)?, own: count(own)?, leases: count(leases)? };
+    let limit = LimitName::new(limit).map_err(|error| StoreError::Corrupt { what: error.to_string() })?;
+    Ok(Usage { subject: subject(entity, resource)?, limit, window, start: stamp(start)?, tally })
+}
+
+/// The row of a lease, without the units it holds. It is open until `how` says how it ended.
+pub(crate) struct LeaseRow<'a> {
+    pub(crate) levels: Option<&'a str>,
+    pub(crate) step: u32,
+    /// When it drew, its last step, and its deadline.
+    pub(crate) times: [i64; 3],
+    pub(crate) on_expiry: i64,
+    pub(crate) how: Option<i64>,
+    pub(crate) ended_at: Option<i64>,
+    pub(crate) digest: Option<i64>,
+}
+
+/// The units that a lease holds of each limit, and what its buckets did not take.
+pub(crate) type Holding = (Units, Box<[Shortfall]>);
+
+impl LeaseRow<'_> {
+    /// Parses the columns. `holding` parses what an open lease of these levels holds; `None` if that is missing.
+    pub(crate) fn state(
+        &self,
+        holding: impl FnOnce(&Levels) -> Result<Option<Holding>, StoreError>,
+    ) -> Result<LeaseState, StoreError> {
+        if let Some(how) = self.how {
+            let at = stamp(self.ended_at.unwrap_or(0))?;
+            let digest = self.digest.unwrap_or(0).cast_unsigned();
+            return Ok(LeaseState::Ended(EndRecord { how: ending(how)?, step: self.step, at, digest }));
+        }
+        let corrupt = || StoreError::Corrupt { what: "it is open without levels or units".to_owned() };
+        let levels = levels_from_text(self.levels.ok_or_else(corrupt)?)?;
+        let (held, shortfalls) = holding(&levels)?.ok_or_else(corrupt)?;
+        if held.len() != levels.names().len() {
+            let what = format!("it holds {} of {} limits", held.len(), levels.names().len());
+            return Err(StoreError::Corrupt { what });
+        }
+        let [drawn_at, stepped_at, deadline] = self.times;
+        let (drawn_at, stepped_at, deadline) = (stamp(drawn_at)?, stamp(stepped_at)?, stamp(deadline)?);
+        let on_expiry = on_expiry(self.on_expiry)?;
+        let record = Record::restored(self.step, held, drawn_at, stepped_at, deadline, on_expiry);
+        Ok(LeaseState::Open(record.with_shortfalls(shortfalls), Arc::new(levels)))
+    }
+}
+
+/// Adds the lease to an error about its row.
+pub(crate) fn in_lease(lease: LeaseId, error: StoreError) -> StoreError {
+    match error {
+        StoreError::Corrupt { what } => StoreError::Corrupt { what: format!("the lease {lease}: {what}") },
+        other => other,
+    }
+}
+
 /// The start below which windows have ended by `before`.
 pub(crate) fn ended_by(window: Window, before: Stamp) -> i64 {
     column(window.around(before).start.as_micros())
@@ -162,7 +205,7 @@ pub(crate) fn holding_to_text(record: &Record) -> String {
     text
 }
 
-pub(crate) fn holding_from_text(text: &str) -> Result<(Units, Box<[Shortfall]>), StoreError> {
+pub(crate) fn holding_from_text(text: &str) -> Result<Holding, StoreError> {
     let mut parts = text.split(';');
     let units = |part: &str| match part {
         "-" => Some(None),

@@ -7,6 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use tidegate_core::duration::Rounded;
 use tidegate_core::snapshot::Snapshot;
 
 use crate::throttle::Throttle;
@@ -130,7 +131,11 @@ fn message(seen: &Snapshot, rate: u64) -> String {
         (Some(slots), Some(max)) => format!("{slots} of {max} slots"),
         _ => format!("{} in flight", seen.in_flight),
     };
-    let eta = seen.eta.map_or_else(|| "?".to_owned(), |eta| format!("{:.1} s", eta.as_secs_f64()));
+    let eta = match seen.eta {
+        None => "?".to_owned(),
+        Some(eta) if eta < Duration::from_secs(60) => format!("{:.1} s", eta.as_secs_f64()),
+        Some(eta) => Rounded(eta).to_string(),
+    };
     format!("{rate:>2}/s  {slots}  {:<10}  ETA {eta}", seen.state)
 }
 
@@ -165,6 +170,14 @@ mod tests {
     fn without_slots_or_total_it_shows_what_there_is() {
         let throttle = Throttle::builder().build().expect("within the bounds");
         assert_eq!(message(&throttle.snapshot(), 0), " 0/s  0 in flight  running     ETA ?");
+    }
+
+    #[test]
+    fn long_time_left_is_rounded_to_seconds() {
+        let throttle = batch(8_001);
+        let permit = throttle.try_acquire(Cost::request()).expect("there are slots");
+        permit.settle(Outcome::success().took(Duration::from_millis(6_100)));
+        assert!(message(&throttle.snapshot(), 7).ends_with("ETA 3h23m20s"));
     }
 
     #[test]

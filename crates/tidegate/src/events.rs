@@ -207,7 +207,7 @@ impl<N: Clone> Broadcast<N> {
 
     pub(crate) fn subscribe(&self) -> Subscription<N> {
         let sender = self.sender.get_or_init(|| broadcast::Sender::new(STREAM_MAX));
-        Subscription { receiver: Some(sender.subscribe()), waiting: None, missed: 0 }
+        Subscription { receiver: Some(sender.subscribe()), waiting: None, waker: None, missed: 0 }
     }
 
     pub(crate) fn lost(&self) -> u64 {
@@ -221,6 +221,8 @@ pub(crate) struct Subscription<N> {
     receiver: Option<broadcast::Receiver<N>>,
     /// The future of the next notice: a receiver has no poll function.
     waiting: Option<Waiting<N>>,
+    /// Of the task that waits: `try_next` must not take its place.
+    waker: Option<Waker>,
     missed: u64,
 }
 
@@ -230,9 +232,15 @@ type Waiting<N> = Pin<Box<dyn Future<Output = Received<N>> + Send>>;
 impl<N: Clone + Send + 'static> Subscription<N> {
     pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<N>> {
         let unit = ready!(coop::poll_proceed(context));
-        let notice = ready!(self.poll_received(context));
-        unit.made_progress();
-        Poll::Ready(notice)
+        let polled = self.poll_received(context);
+        if polled.is_pending() {
+            let waker = self.waker.get_or_insert_with(|| context.waker().clone());
+            waker.clone_from(context.waker());
+        } else {
+            self.waker = None;
+            unit.made_progress();
+        }
+        polled
     }
 
     fn poll_received(&mut self, context: &mut Context<'_>) -> Poll<Option<N>> {
@@ -266,9 +274,19 @@ impl<N: Clone + Send + 'static> Subscription<N> {
         }
     }
 
-    /// A notice that has already happened.
+    /// A notice that has already happened. A task that waits is still woken by the next one.
     pub(crate) fn try_next(&mut self) -> Option<N> {
-        match self.poll_received(&mut Context::from_waker(Waker::noop())) {
+        while let Some(receiver) = &mut self.receiver {
+            match receiver.try_recv() {
+                Ok(notice) => return Some(notice),
+                Err(TryRecvError::Lagged(missed)) => self.missed += missed,
+                Err(TryRecvError::Empty | TryRecvError::Closed) => return None,
+            }
+        }
+        let waker = self.waker.take().unwrap_or_else(|| Waker::noop().clone());
+        let polled = self.poll_received(&mut Context::from_waker(&waker));
+        self.waker = Some(waker);
+        match polled {
             Poll::Ready(notice) => notice,
             Poll::Pending => None,
         }
@@ -314,7 +332,9 @@ impl Events {
         poll_fn(|context| self.poll_notice(context)).await
     }
 
-    /// An event that has already happened, if one is left to read.
+    /// An event that has already happened; `None` if there is none left to read, and at the end of the stream.
+    ///
+    /// A task whose poll of the stream returned `Pending` is still woken by the next event.
     pub fn try_next(&mut self) -> Option<Notice> {
         loop {
             let item = self.subscription.try_next()?;

@@ -141,7 +141,9 @@ pub(crate) async fn attempt(client: Client, mut request: PageRequest, mut entry:
         Sink::Robots => robots(response).await,
         Sink::Page(_) if is_redirect(response.status()) => redirected(response).await,
         Sink::Page(sink) => {
-            let is_rest = partial.as_ref().is_some_and(|partial| partial.is_continued_by(&response));
+            let is_rest = partial
+                .as_ref()
+                .is_some_and(|partial| partial.is_continued_by(response.status(), response.headers()));
             let is_whole = is_whole(response.status());
             // The page has changed, or the server does not support ranges: it starts from the beginning.
             let is_ranged = [StatusCode::PARTIAL_CONTENT, StatusCode::RANGE_NOT_SATISFIABLE];

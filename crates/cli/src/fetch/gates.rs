@@ -2,8 +2,10 @@
 //!
 //! Nothing waits here. A refused request gets the time after which to retry.
 
+use std::fmt;
 use std::time::Duration;
 
+use tidegate::config::Origin;
 use tidegate::{
     Authority, Config, ConfigError, Cost, Gate, InvalidKeyedOptions, Keyed, Outcome, Pace, Permit, Refused,
     Retry, Snapshot, Throttle,
@@ -34,7 +36,26 @@ const AT_MAX: f64 = 0.95;
 #[derive(Debug)]
 pub(crate) struct Gates {
     hosts: Keyed<Authority>,
-    rate_max: Option<f64>,
+    rate_max: Option<RateMax>,
+}
+
+/// The most requests per second that a host may get.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct RateMax {
+    rate: f64,
+    /// Whether an option set it, and not the configuration file.
+    is_option: bool,
+}
+
+impl fmt::Display for RateMax {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rate, is_option } = self;
+        if *is_option {
+            write!(f, "--rate-max {rate}")
+        } else {
+            write!(f, "auto.rate_max = {rate} in --config")
+        }
+    }
 }
 
 /// Limits on the command line.
@@ -49,15 +70,25 @@ pub(crate) struct LimitOptions {
 }
 
 impl LimitOptions {
-    /// The same as keys of the configuration.
-    fn pairs(&self) -> impl Iterator<Item = (&'static str, String)> {
-        let pairs = [
-            ("auto.rate_start", self.rate.map(|rate| rate.to_string())),
-            ("auto.rate_max", self.rate_max.map(|rate| rate.to_string())),
-            ("slots.max", self.per_host.map(|slots| slots.to_string())),
-            ("retry.attempts", self.tries.map(|tries| tries.to_string())),
+    /// Those that are given, each with its key of the configuration and its value.
+    fn given(&self) -> impl Iterator<Item = (&'static str, &'static str, String)> {
+        let options = [
+            ("--rate", "auto.rate_start", self.rate.map(|rate| rate.to_string())),
+            ("--rate-max", "auto.rate_max", self.rate_max.map(|rate| rate.to_string())),
+            ("--per-host", "slots.max", self.per_host.map(|slots| slots.to_string())),
+            ("--tries", "retry.attempts", self.tries.map(|tries| tries.to_string())),
         ];
-        pairs.into_iter().filter_map(|(key, value)| Some((key, value?)))
+        options.into_iter().filter_map(|(option, key, value)| Some((option, key, value?)))
+    }
+
+    /// The problems of a configuration in which the options are maps.
+    fn explain(&self, error: &ConfigError) -> Failure {
+        let explained = error.problems().iter().map(|problem| {
+            let given = self.given().find(|(_, key, _)| *key == problem.field);
+            let by = given.map_or_else(|| "by default".to_owned(), |(option, ..)| format!("by {option}"));
+            problem.to_string().replace(&Origin::Map.to_string(), &by)
+        });
+        Failure::usage(explained.collect::<Vec<_>>().join("; "))
     }
 }
 
@@ -85,23 +116,31 @@ impl Gates {
     ///
     /// Returns the retry policy, too.
     pub(crate) fn new(file: Config, options: &LimitOptions) -> Result<(Self, Retry), Failure> {
-        let invalid = |error: ConfigError| Failure::usage(error.to_string());
+        let invalid = |error: ConfigError| options.explain(&error);
         if let Some(key) =
             file.to_map().keys().find(|key| WITHOUT_EFFECT.iter().any(|no| key.starts_with(no)))
         {
             return Err(Failure::usage(format!("`{key}` has no effect on a fetch; remove it from --config")));
         }
+        let pairs = options.given().map(|(_, key, value)| (key, value));
         let config = Config::from_map(DEFAULTS).map_err(invalid)?.overlaid_by(file);
-        let config = config.overlaid_by(Config::from_map(options.pairs()).map_err(invalid)?);
+        let config = config.overlaid_by(Config::from_map(pairs).map_err(invalid)?);
         let (draft, _) = config.to_keyed().map_err(invalid)?;
         let hosts = Keyed::from_config(&config).map_err(invalid)?.build();
         let hosts = hosts.map_err(|error: InvalidKeyedOptions| Failure::usage(error.to_string()))?;
-        Ok((Self { hosts, rate_max: options.rate_max }, draft.retry))
+        let rate_max = config.to_map().get("auto.rate_max").and_then(|rate| rate.parse().ok());
+        let rate_max = rate_max.map(|rate| RateMax { rate, is_option: options.rate_max.is_some() });
+        Ok((Self { hosts, rate_max }, draft.retry))
     }
 
-    /// Whether a host may get no more requests per second because of `--rate-max`.
+    /// The configured maximum of the rate.
+    pub(crate) const fn rate_max(&self) -> Option<RateMax> {
+        self.rate_max
+    }
+
+    /// Whether a host may get no more requests per second because of the configured maximum.
     pub(crate) fn is_at_rate_max(&self, host: &Authority) -> bool {
-        let Some(rate_max) = self.rate_max else { return false };
+        let Some(RateMax { rate: rate_max, .. }) = self.rate_max else { return false };
         let rate = self.view(host).and_then(|view| view.rate);
         rate.is_some_and(|rate| rate.as_f64() >= AT_MAX * rate_max)
     }
@@ -253,6 +292,22 @@ mod tests {
         }
     }
 
+    #[test]
+    fn contradiction_of_file_and_option_names_both() {
+        let options = LimitOptions { rate: Some(20.0), ..LimitOptions::default() };
+        let table = [
+            ("auto.rate_max = 5", "`auto.rate_start` is 20 by --rate, and must be from 0.001 to 5"),
+            (
+                "controller = 'fixed'",
+                "`auto.rate_start` is given by --rate, and has no effect because `controller` is fixed",
+            ),
+        ];
+        for (file, why) in table {
+            let failure = Gates::new(Config::from_toml(file).unwrap(), &options).unwrap_err();
+            assert!(failure.what.starts_with(why), "{}", failure.what);
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn rate_max_is_the_reason_at_the_ceiling_only() {
         let capped = Gates::starting_at(10.0, Some(10.0), 8);
@@ -261,5 +316,13 @@ mod tests {
         let free = Gates::starting_at(10.0, Some(100.0), 8);
         assert_eq!(entries(&free).len(), 1);
         assert!(!free.is_at_rate_max(&host()));
+        let file = Config::from_toml("auto = { rate_start = 5, rate_max = 5 }").unwrap();
+        let by_file = Gates::new(file.clone(), &LimitOptions::default()).unwrap().0;
+        assert_eq!(entries(&by_file).len(), 1);
+        assert!(by_file.is_at_rate_max(&host()), "a maximum in the file is one, too");
+        let options = LimitOptions { rate_max: Some(6.5), ..LimitOptions::default() };
+        let by_option = Gates::new(file, &options).unwrap().0;
+        let shown = [by_file, by_option].map(|gates| gates.rate_max().unwrap().to_string());
+        assert_eq!(shown, ["auto.rate_max = 5 in --config", "--rate-max 6.5"]);
     }
 }

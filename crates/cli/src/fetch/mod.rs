@@ -48,7 +48,7 @@ use crate::signals::Signals;
 use crawl::{Counts, Crawl, CrawlResult};
 use folder::Folder;
 use frontier::{Frontier, HostOptions};
-use gates::{Gates, LimitOptions};
+use gates::{Gates, LimitOptions, RateMax};
 use input::Input;
 use progress::Progress;
 use tally::Summary;
@@ -211,7 +211,7 @@ pub(crate) async fn run(
         .build()
         .map_err(|error| Failure::usage(format!("invalid request options: {error}")))?;
     let (gates, retry) = args.gates()?;
-    let rate_max = args.rate_max;
+    let rate_max = gates.rate_max();
     let signals = Signals::install()?;
     raise_file_limit();
     let mut folder = Folder::open(&args.out)?;
@@ -252,7 +252,7 @@ fn report(
     result: CrawlResult,
     folder: &Folder,
     format: Format,
-    rate_max: Option<f64>,
+    rate_max: Option<RateMax>,
 ) -> Result<Output, Failure> {
     let CrawlResult { summary, signal, input_error } = result;
     let exit = match signal {
@@ -274,7 +274,7 @@ fn report(
 }
 
 /// The final report for people.
-fn text_report(summary: &Summary, folder: &Folder, rate_max: Option<f64>) -> Output {
+fn text_report(summary: &Summary, folder: &Folder, rate_max: Option<RateMax>) -> Output {
     let mut output = Output::new(crate::codec::Json::Null);
     if !summary.hosts.is_empty() {
         output = output.table(summary.table()).line("");
@@ -287,8 +287,12 @@ fn text_report(summary: &Summary, folder: &Folder, rate_max: Option<f64>) -> Out
     let at_max: Vec<&str> =
         summary.hosts.iter().filter(|line| line.is_at_rate_max).map(|line| line.host.as_str()).collect();
     if let (Some(rate_max), [first, others @ ..]) = (rate_max, &at_max[..]) {
-        let more = if others.is_empty() { String::new() } else { format!(" and {} others", others.len()) };
-        output = output.line(format!("limited by --rate-max {rate_max}: {first}{more}"));
+        let more = match others.len() {
+            0 => String::new(),
+            1 => " and 1 other".to_owned(),
+            count => format!(" and {count} others"),
+        };
+        output = output.line(format!("limited by {rate_max}: {first}{more}"));
     }
     for (url, why) in &summary.failures {
         output = output.line(format!("failed: {url}: {why}"));

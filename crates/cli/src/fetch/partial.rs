@@ -5,7 +5,7 @@
 use reqwest::header::{
     ACCEPT_ENCODING, CONTENT_RANGE, DATE, ETAG, HeaderMap, HeaderValue, IF_RANGE, LAST_MODIFIED, RANGE,
 };
-use reqwest::{Response, StatusCode, Url};
+use reqwest::{StatusCode, Url};
 
 /// The first bytes of a body, synced to a part.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,12 +29,22 @@ impl Partial {
         Some(headers)
     }
 
-    /// Whether the response is the rest.
-    pub(crate) fn is_continued_by(&self, response: &Response) -> bool {
-        let range = response.headers().get(CONTENT_RANGE).and_then(|range| range.to_str().ok());
-        let first = range.and_then(|range| range.strip_prefix("bytes ")?.split('-').next()?.parse().ok());
-        response.status() == StatusCode::PARTIAL_CONTENT && first == Some(self.bytes)
+    /// Whether the response is the rest: all of it, and of the same page. Some servers send less than a range
+    /// asks for, and some ignore `If-Range`.
+    pub(crate) fn is_continued_by(&self, status: StatusCode, headers: &HeaderMap) -> bool {
+        let range = headers.get(CONTENT_RANGE).and_then(|range| range.to_str().ok()).and_then(content_range);
+        let is_rest = range.is_some_and(|(first, last, total)| first == self.bytes && last + 1 == total);
+        let is_same = validator(headers).is_none_or(|validator| validator == self.validator);
+        status == StatusCode::PARTIAL_CONTENT && is_rest && is_same
     }
+}
+
+/// The first byte, the last byte and the total of `bytes 5-9/10`; `None` if the total is unknown.
+fn content_range(text: &str) -> Option<(u64, u64, u64)> {
+    let (range, total) = text.strip_prefix("bytes ")?.split_once('/')?;
+    let (first, last) = range.split_once('-')?;
+    let (first, last, total) = (first.parse().ok()?, last.parse().ok()?, total.parse().ok()?);
+    (first <= last && last < total).then_some((first, last, total))
 }
 
 /// What a later `If-Range` can compare; `None` if nothing identifies these very bytes.
@@ -61,8 +71,38 @@ mod tests {
             ("", None),
         ];
         for (lines, wanted) in table {
-            let headers: HeaderMap = lines.lines().map(|line| header::parse(line).unwrap()).collect();
-            assert_eq!(validator(&headers).as_deref(), wanted, "{lines}");
+            assert_eq!(validator(&headers(lines)).as_deref(), wanted, "{lines}");
+        }
+    }
+
+    fn headers(lines: &str) -> HeaderMap {
+        lines.lines().map(|line| header::parse(line).unwrap()).collect()
+    }
+
+    /// Regression: less than the rest was saved as the whole page, and so was the rest of another version.
+    #[test]
+    fn only_the_whole_rest_of_the_same_page_continues() {
+        let partial = Partial {
+            part: "1".to_owned(),
+            bytes: 5,
+            url: Url::parse("https://h/a").unwrap(),
+            validator: "\"a\"".to_owned(),
+        };
+        let table = [
+            ("content-range: bytes 5-9/10\netag: \"a\"", true),
+            ("content-range: bytes 5-9/10", true),
+            ("content-range: bytes 5-9/10\netag: \"b\"", false),
+            ("content-range: bytes 5-8/10\netag: \"a\"", false),
+            ("content-range: bytes 5-9/*\netag: \"a\"", false),
+            ("content-range: bytes 4-9/10\netag: \"a\"", false),
+            ("content-range: bytes 5-18446744073709551615/10\netag: \"a\"", false),
+            ("content-range: items 5-9/10", false),
+            ("etag: \"a\"", false),
+        ];
+        for (lines, wanted) in table {
+            let is_rest = |status| partial.is_continued_by(status, &headers(lines));
+            assert_eq!(is_rest(StatusCode::PARTIAL_CONTENT), wanted, "{lines}");
+            assert!(!is_rest(StatusCode::OK), "{lines}");
         }
     }
 }

@@ -12,6 +12,7 @@ use super::gates::Gates;
 use super::host::{Host, RunState};
 use super::robots::RobotsRules;
 use super::tally::{Tally, size};
+use crate::format;
 
 /// Number of hosts shown, those that take longest.
 const HOSTS_SHOWN: usize = 6;
@@ -194,12 +195,12 @@ fn doing(host: &Host, gates: &Gates, now: Instant) -> String {
         RunState::Waiting { until: Some(until) } => until.saturating_duration_since(now),
         _ => Duration::ZERO,
     };
-    let seconds = wait.as_secs_f64().ceil();
+    let rest = format::duration(Duration::from_secs(wait.as_secs() + u64::from(wait.subsec_nanos() > 0)));
     let is_robots_pending = host.rules.iter().any(|rules| matches!(rules, RobotsRules::Pending));
     let Some(view) = gates.view(&host.authority) else { return String::new() };
     match view.state {
-        State::CircuitOpen => format!("circuit open: {seconds:.0} s"),
-        State::Paused => format!("paused by the host: {seconds:.0} s"),
+        State::CircuitOpen => format!("circuit open: {rest}"),
+        State::Paused => format!("paused by the host: {rest}"),
         _ if is_robots_pending => "robots.txt".to_owned(),
         _ => {
             let limit = view.rate.map(|rate| format!("up to {:.1}/s, ", rate.as_f64())).unwrap_or_default();

@@ -401,7 +401,7 @@ impl ViewData {
             }
             Event::Changed { version, actor } => format!("change {version} by {actor}"),
             Event::StoreAway { span } => {
-                format!("the store is unavailable, circuit open for {:?}", span.as_duration())
+                format!("the store is unavailable, circuit open for {}", format::duration(span.as_duration()))
             }
             Event::StoreBack => "the store is available again".to_owned(),
             Event::Degraded { entity, resource } => {

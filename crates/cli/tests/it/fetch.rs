@@ -390,4 +390,10 @@ fn ceiling_that_limited_a_fetch_is_reported() {
     assert!(run.stdout.contains(&line), "{}", run.stdout);
     let run = FetchDir::new().fetch(&["--rate-max", "1000"], &pages(&upstream, 3));
     assert!(!run.stdout.contains("limited by"), "{}", run.stdout);
+    let dir = FetchDir::new();
+    let file = dir.path("limits.toml").display().to_string();
+    fs::write(&file, "auto.rate_max = 20").unwrap();
+    let run = dir.fetch(&["--config", &file], &pages(&upstream, 30));
+    let line = format!("limited by auto.rate_max = 20 in --config: {}", upstream.host());
+    assert!(run.stdout.contains(&line), "{}", run.stdout);
 }

@@ -292,7 +292,13 @@ impl Gates {
 
     /// Like [`firm_at`](Self::firm_at) for a request of this cost, because a learned pace counts tokens too.
     #[inline]
-    fn paced_at(&self, plan: &Plan, cost: Cost, ahead: u32, now: Instant) -> Option<(Gate, Instant)> {
+    pub(super) fn paced_at(
+        &self,
+        plan: &Plan,
+        cost: Cost,
+        ahead: u32,
+        now: Instant,
+    ) -> Option<(Gate, Instant)> {
         let mut latest = later(None, Gate::Pause, self.pause.ready_at(), now);
         if let Some(pace) = &self.pace {
             latest = later(latest, Gate::Pace, pace.ready_at(u64::from(ahead)), now);

@@ -7,6 +7,7 @@
 
 pub mod budget;
 pub mod circuit;
+mod eta;
 pub mod gates;
 mod idleness;
 pub mod learn;

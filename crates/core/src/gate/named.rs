@@ -7,7 +7,7 @@ use super::budget::BudgetGate;
 use super::gates::later;
 use super::rate::{RateGate, SuspensionKind};
 use crate::bucket::Shape;
-use crate::cost::{Charge, Cost, Holds};
+use crate::cost::{Charge, Cost, DIMENSIONS, Holds};
 use crate::event::Event;
 use crate::feedback::headers::Dimension;
 use crate::outcome::{Kind, Outcome};
@@ -206,6 +206,15 @@ impl NamedGates {
             || self.budgets(plan).any(|(gate, (_, budget))| gate.used(budget, now) > 0)
     }
 
+    /// The budgets, and how many tokens of each are used or reserved.
+    pub(super) fn used<'a>(
+        &'a self,
+        plan: &'a NamedPlan,
+        now: Instant,
+    ) -> impl Iterator<Item = (&'a Budget, u64)> {
+        self.budgets(plan).map(move |(gate, (_, budget))| (budget, gate.used(budget, now)))
+    }
+
     pub(super) fn view(&self, plan: &NamedPlan, now: Instant) -> Vec<LimitView> {
         let rates = self.rates(plan).map(|(gate, (name, shape))| LimitView {
             name: *name,
@@ -278,6 +287,14 @@ impl Used {
             (Kind::Success, None, None) => Self::Estimate,
             (Kind::Failure | Kind::Overload | Kind::Ignored, None, None) => Self::Spent(Cost::request()),
         }
+    }
+
+    /// Units used per dimension. A rate keeps what a request counted as, whatever it reports.
+    pub(super) fn estimated(self, cost: Cost) -> [u64; DIMENSIONS] {
+        let units = |counts| self.units(counts, cost.units(counts));
+        let [tokens, input, output] =
+            [Dimension::Tokens, Dimension::InputTokens, Dimension::OutputTokens].map(units);
+        [cost.request_count(), tokens, input, output]
     }
 
     /// Units used in a dimension, of which `reserved` were estimated. Tokens of no kind say nothing about kinds: the

@@ -105,6 +105,9 @@ impl Gates {
         } else if plan.settles_timed() || outcome.has_hint() {
             let from = Origin::of(&charge, outcome, self.latest);
             self.learn(plan, from, outcome, waiting, events);
+            if let (Some(progress), Some(_)) = (&mut self.progress, plan.draft.total) {
+                progress.add_used(Used::of(outcome, reported).estimated(charge.cost()));
+            }
         }
         let has_tokens_back = self.book(plan, &charge, reported, outcome, events);
         self.give_back(&charge);
@@ -258,9 +261,6 @@ impl Gates {
         let Some(budget) = &plan.draft.budget else { return has_units_back };
         let used = Used::of(outcome, reported).units(Dimension::Tokens, estimate);
         self.budget.settle(budget, estimate, used, charge.entered, self.latest, events);
-        if let Some(progress) = &mut self.progress {
-            progress.add_tokens(used);
-        }
         has_units_back || used < estimate
     }
 }

@@ -67,25 +67,6 @@ impl Gates {
         }
     }
 
-    /// The time left of a batch: at least until the last request may enter, and then runs.
-    fn eta(&self, plan: &Plan, progress: &Progress, slots: Option<u32>, now: Instant) -> Option<Duration> {
-        let total = plan.draft.total?;
-        let by_slots = progress.eta(total, slots.unwrap_or_else(|| self.in_flight()))?;
-        let left = total.saturating_sub(progress.completed()).saturating_sub(self.in_flight().into());
-        let (Some(behind), Some(duration)) = (left.checked_sub(1), progress.duration_mean()) else {
-            return Some(by_slots);
-        };
-        let ahead = u32::try_from(behind).unwrap_or(u32::MAX);
-        let paced = self.firm_at(plan, ahead, now).map_or(Duration::ZERO, |(_, at)| at.since(now));
-        let budgeted = plan.draft.budget.map_or(Duration::ZERO, |budget| {
-            let remaining = budget.tokens.saturating_sub(self.budget.used(&budget, now));
-            let excess = progress.tokens_of(left).saturating_sub(remaining.into());
-            let nanos = budget.window.as_nanos().saturating_mul(excess) / u128::from(budget.tokens);
-            Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
-        });
-        Some(by_slots.max(paced.max(budgeted).saturating_add(duration)))
-    }
-
     /// The circuit's state; `None` without one.
     pub fn circuit_state(&self, now: Instant) -> Option<CircuitState> {
         self.circuit.as_ref().map(|circuit| circuit.view(now.max(self.latest)).state)

@@ -4,7 +4,7 @@ use super::super::tests::{REQUEST, Rig, at, bytes, millis, secs, tokens};
 use super::*;
 use crate::cause::Cause;
 use crate::outcome::Outcome;
-use crate::plan::{Brake, Budget, Bytes, Circuit, Controller, Draft, Pace, Pause, Rate, Slots};
+use crate::plan::{Auto, Brake, Budget, Bytes, Circuit, Controller, Draft, Pace, Pause, Rate, Slots};
 use crate::statistics::Outcomes;
 use crate::verdict::Gate;
 
@@ -173,6 +173,54 @@ fn eta_is_bounded_by_pace_rate_and_budget() {
         rig.later(secs(1)).settle(first, Outcome::success());
         assert_eq!(rig.snapshot().eta, Some(wanted), "{:?}", rig.plan.draft());
     }
+}
+
+/// Regression: named limits, requests that count as several, and what `Auto` has learned did not count.
+#[test]
+fn eta_is_bounded_by_named_limits_and_auto() {
+    // One of 100 has completed, in 1 s: as 2 requests, which have refilled, with 30 input and 20 output tokens.
+    let base = Draft { slots: Some(Slots::fixed(50)), total: Some(100), ..Draft::default() };
+    let cost = Cost::requests(2).input_tokens(30).output_tokens(20);
+    let budget = |budget: Budget| base.clone().budget_named("b", budget);
+    let window = secs(10);
+    let table = [
+        (base.clone().rate_named("r", Rate::per_second(2).burst(20)), secs(90)),
+        (Draft { rate: Some(Rate::per_second(2).burst(20)), ..base.clone() }, secs(90)),
+        (budget(Budget::tokens(500, window)), secs(91)),
+        (budget(Budget::input_tokens(300, window)), secs(91)),
+        (budget(Budget::output_tokens(200, window)), secs(91)),
+        (
+            budget(Budget::output_tokens(200, window)).budget_named("c", Budget::tokens(250, window)),
+            secs(191),
+        ),
+    ];
+    for (draft, wanted) in table {
+        let mut rig = Rig::new(draft);
+        let first = rig.enter(cost);
+        rig.later(secs(1)).settle(first, Outcome::success());
+        assert_eq!(rig.snapshot().eta, Some(wanted), "{:?}", rig.plan.draft());
+    }
+}
+
+#[test]
+fn eta_is_bounded_by_the_learned_rate() {
+    let draft = Draft { total: Some(100), slots: Some(Slots::adaptive(50..=50)), ..Draft::auto() };
+    let seconds = |draft: Draft, then: Outcome| {
+        let mut rig = Rig::new(draft);
+        let first = rig.enter(REQUEST);
+        rig.later(secs(1)).settle(first, Outcome::success());
+        let second = rig.enter(REQUEST);
+        rig.later(secs(1)).settle(second, then);
+        let seen = rig.snapshot();
+        (seen.eta.unwrap().as_secs_f64(), seen.rate.unwrap().as_f64())
+    };
+    let (eta, rate) = seconds(draft.clone(), Outcome::overload());
+    assert!((eta * rate).round() >= 98.0, "{eta} s at {rate}/s");
+    let (eta, rate) = seconds(draft.clone(), Outcome::success());
+    assert!(eta < 3.0, "no rejection yet: the rate of {rate}/s is only a start, not {eta} s");
+    let capped = Auto { rate_max: 2.0, rate_start: 1.0, ..Auto::default() };
+    let (eta, _) = seconds(Draft { controller: Controller::Auto(capped), ..draft }, Outcome::success());
+    assert!((48.0..51.0).contains(&eta), "{eta} s");
 }
 
 #[test]

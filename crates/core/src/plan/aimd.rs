@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::Rate;
 use super::check::{Problems, SPAN_MAX};
 use crate::bucket::Shape;
+use crate::duration::Exact;
 use crate::per_second::PerSecond;
 
 /// The lowest rate or step, per second.
@@ -185,7 +186,7 @@ impl Problems {
         };
         let AimdLimits { min, start, max, burst, .. } = limits;
         if start < min || start > max {
-            let value = format!("{} in {:?}", rate.amount, rate.period);
+            let value = format!("{} in {}", rate.amount, Exact(rate.period));
             self.add("rate.amount", &value, &format!("from {min} to {max}, where `aimd` moves it"));
             return None;
         }

@@ -2,6 +2,7 @@
 
 use super::check::Problems;
 use super::{Controller, Draft, Pace, Slots};
+use crate::duration::Exact;
 
 impl Controller {
     /// Its name in configurations.
@@ -67,11 +68,11 @@ impl Problems {
             && !controller.moves_pace()
         {
             let bound = format!(
-                "{:?}, as `pace.interval_min` is, because controller `{}` does not move the pace",
-                pace.interval_min,
+                "{}, as `pace.interval_min` is, because controller `{}` does not move the pace",
+                Exact(pace.interval_min),
                 controller.word()
             );
-            self.add("pace.interval_max", &format!("{:?}", pace.interval_max), &bound);
+            self.add("pace.interval_max", &Exact(pace.interval_max).to_string(), &bound);
         }
     }
 }

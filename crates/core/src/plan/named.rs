@@ -11,7 +11,7 @@ use thiserror::Error;
 use super::check::{Problems, SPAN_MAX, UNITS_MAX, out_of_bounds};
 use super::{Budget, Draft, Oversize, Rate};
 use crate::bucket::Shape;
-use crate::duration::Period;
+use crate::duration::{Exact, Period};
 use crate::excerpt::excerpt;
 use crate::feedback::headers::Dimension;
 use crate::limit::rule::{Number, number};
@@ -123,7 +123,7 @@ impl Problems {
             let bound = if !(1..=UNITS_MAX).contains(&tokens) {
                 Some(format!("a budget whose tokens are from 1 to {UNITS_MAX}"))
             } else if window.is_zero() || window > SPAN_MAX {
-                Some(format!("a budget whose window is from 1ns to {SPAN_MAX:?}"))
+                Some(format!("a budget whose window is from 1ns to {}", Exact(SPAN_MAX)))
             } else {
                 None
             };
@@ -306,6 +306,10 @@ mod tests {
             (
                 Draft::default().budget_named("tpm", Budget::tokens(0, MINUTE)),
                 "`budgets` is `tpm:0/min`, and must be a budget whose tokens are from 1 to 9007199254740992",
+            ),
+            (
+                Draft::default().budget_named("tpm", Budget::tokens(1, Duration::ZERO)),
+                "`budgets` is `tpm:1/0s`, and must be a budget whose window is from 1ns to 366d",
             ),
             (twice, "`rates` is `x` twice, and must be limits with different names; `budgets` is `x` twice"),
             (many, "`rates` is one of 9 named limits, and must be at most 8 in all"),

@@ -20,7 +20,7 @@ use tidegate_core::time::Stamp;
 
 use super::bucket_view::{BucketView, DUE, REVISION, RULES, rule_text};
 use super::expression::UpdateExpression;
-use super::keys::{Keys, PK, TTL, padded};
+use super::keys::{GSI1, GSI2, Keys, PK, TTL, padded};
 
 /// The lifetime of an item, as a multiple of the time that its slowest limit takes to fill.
 const LIFETIMES: u64 = 7;
@@ -105,8 +105,8 @@ pub(super) fn write_limits(
         is_ruled = true;
     }
     if is_ruled && seen.meters.is_empty() {
-        write.set("GSI2PK", on.keys.resource(&on.subject.resource));
-        write.set("GSI2SK", format!("BUCKET#{}", on.subject.entity));
+        let sk = format!("BUCKET#{}", on.subject.entity);
+        write.set_in_index(GSI2, on.keys.resource(&on.subject.resource), sk);
     }
     if let Some(rules) = seen.rules.as_deref().filter(|_| is_moved || is_ruled) {
         write.only_if(RULES, "=", rules);
@@ -207,8 +207,7 @@ pub(super) fn set_due_by(write: &mut UpdateExpression, seen: &BucketView, at: St
     if seen.exists() {
         write.only_unless_or(DUE, ">", at_text.as_str());
     }
-    write.set("GSI1PK", on.0.due(part_of(on.1)));
-    write.set(DUE, at_text);
+    write.set_in_index(GSI1, on.0.due(part_of(on.1)), at_text);
 }
 
 /// The partition of the due index that a bucket is in.

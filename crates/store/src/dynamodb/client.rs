@@ -3,10 +3,13 @@
 //! The SDK does not retry: only this store knows whether a write is safe to repeat.
 
 use std::collections::HashMap;
+use std::error::Error;
+use std::fmt;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::Client;
-use aws_sdk_dynamodb::error::{BuildError, SdkError};
+use aws_sdk_dynamodb::error::{BuildError, ProvideErrorMetadata, SdkError};
+use aws_sdk_dynamodb::operation::query::builders::QueryFluentBuilder;
 use aws_sdk_dynamodb::operation::transact_write_items::TransactWriteItemsError;
 use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
 use aws_sdk_dynamodb::types::{
@@ -18,6 +21,7 @@ use tokio::time::Instant;
 use super::errors::{ErrorContext, ItemCondition, RequestError, code_error};
 use super::expression::{UpdateExpression, Value};
 use super::keys::{Item, Key, PK, SK};
+use crate::background::random;
 use crate::error::StoreError;
 
 /// Items per `BatchGetItem`.
@@ -115,58 +119,56 @@ impl RetryTimer {
     }
 }
 
-/// An unpredictable number: two hashers of this process have keys of their own.
-pub(super) fn random() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    RandomState::new().hash_one(std::process::id())
-}
-
 impl TableClient {
     pub(super) fn retries(&self) -> RetryTimer {
         RetryTimer::new(self.timeout)
     }
 
-    /// Reads an item (consistently).
-    pub(super) async fn get(&self, key: &Key) -> Result<Option<Item>, StoreError> {
+    /// Sends a request until it succeeds, fails permanently, or the timeout has passed.
+    pub(super) async fn retry<T, E, R, F>(&self, send: impl Fn() -> F) -> Result<T, StoreError>
+    where
+        F: Future<Output = Result<T, SdkError<E, R>>>,
+        E: ProvideErrorMetadata + Error + Send + Sync + 'static,
+        R: fmt::Debug + Send + Sync + 'static,
+    {
         let mut retries = self.retries();
         loop {
-            let call = self.sdk.get_item().table_name(&self.table).set_key(Some(key.attributes()));
-            match call.consistent_read(true).send().await {
-                Ok(found) => return Ok(found.item),
+            match send().await {
+                Ok(answer) => return Ok(answer),
                 Err(error) => retries.wait_or_fail(self.context.request_error(error)).await?,
             }
         }
+    }
+
+    /// Reads an item (consistently).
+    pub(super) async fn get(&self, key: &Key) -> Result<Option<Item>, StoreError> {
+        let call = self.sdk.get_item().table_name(&self.table).set_key(Some(key.attributes()));
+        let call = call.consistent_read(true);
+        Ok(self.retry(|| call.clone().send()).await?.item)
     }
 
     /// Reads items by their keys (consistently). Missing ones are left out.
     pub(super) async fn get_all(&self, keys: &[Key]) -> Result<HashMap<Key, Item>, StoreError> {
         let mut found = HashMap::with_capacity(keys.len());
         let mut keys: Vec<Key> = keys.to_vec();
-        keys.sort_unstable_by(|one, other| (&one.pk, &one.sk).cmp(&(&other.pk, &other.sk)));
+        keys.sort_unstable();
         keys.dedup();
         for keys in keys.chunks(READ_BATCH) {
             let mut left: Vec<Item> = keys.iter().map(Key::attributes).collect();
             let mut retries = self.retries();
             while !left.is_empty() {
-                let wanted = KeysAndAttributes::builder().set_keys(Some(left.clone())).consistent_read(true);
-                let wanted =
-                    wanted.build().map_err(|error| StoreError::Invalid { what: error.to_string() })?;
-                match self.sdk.batch_get_item().request_items(&self.table, wanted).send().await {
-                    Err(error) => retries.wait_or_fail(self.context.request_error(error)).await?,
-                    Ok(answer) => {
-                        let items = answer.responses.and_then(|mut tables| tables.remove(&self.table));
-                        for item in items.into_iter().flatten() {
-                            if let Some(key) = Key::of(&item) {
-                                found.insert(key, item);
-                            }
-                        }
-                        let rest = answer.unprocessed_keys.and_then(|mut tables| tables.remove(&self.table));
-                        left = rest.map(|rest| rest.keys).unwrap_or_default();
-                        if !left.is_empty() {
-                            let what = format!("`{}` left out some items", self.context.place);
-                            retries.pause(StoreError::unavailable(what)).await?;
-                        }
-                    }
+                let wanted = KeysAndAttributes::builder().set_keys(Some(left)).consistent_read(true);
+                let wanted = wanted.build().map_err(invalid)?;
+                let call = self.sdk.batch_get_item().request_items(&self.table, wanted);
+                let answer = self.retry(|| call.clone().send()).await?;
+                let items = answer.responses.and_then(|mut tables| tables.remove(&self.table));
+                let items = items.into_iter().flatten();
+                found.extend(items.filter_map(|item| Some((Key::of(&item)?, item))));
+                let rest = answer.unprocessed_keys.and_then(|mut tables| tables.remove(&self.table));
+                left = rest.map(|rest| rest.keys).unwrap_or_default();
+                if !left.is_empty() {
+                    let what = format!("`{}` left out some items", self.context.place);
+                    retries.pause(StoreError::unavailable(what)).await?;
                 }
             }
         }
@@ -175,24 +177,16 @@ impl TableClient {
 
     /// Reads at most 100 items in one transaction. Missing ones are left out.
     pub(super) async fn get_at_once(&self, keys: &[Key]) -> Result<HashMap<Key, Item>, StoreError> {
-        let invalid = |error: BuildError| StoreError::Invalid { what: error.to_string() };
-        let mut gets = Vec::with_capacity(keys.len());
+        let mut call = self.sdk.transact_get_items();
         for key in keys {
             let get = Get::builder().table_name(&self.table).set_key(Some(key.attributes()));
-            gets.push(TransactGetItem::builder().get(get.build().map_err(invalid)?).build());
+            let get = get.build().map_err(invalid)?;
+            call = call.transact_items(TransactGetItem::builder().get(get).build());
         }
-        let mut retries = self.retries();
-        loop {
-            match self.sdk.transact_get_items().set_transact_items(Some(gets.clone())).send().await {
-                Ok(answer) => {
-                    let items =
-                        answer.responses.unwrap_or_default().into_iter().filter_map(|found| found.item);
-                    return Ok(items.filter_map(|item| Some((Key::of(&item)?, item))).collect());
-                }
-                // A concurrent write of one of them is a reason to read again.
-                Err(error) => retries.wait_or_fail(self.context.request_error(error)).await?,
-            }
-        }
+        // A concurrent write of one of them is a reason to read again.
+        let answer = self.retry(|| call.clone().send()).await?;
+        let items = answer.responses.unwrap_or_default().into_iter().filter_map(|found| found.item);
+        Ok(items.filter_map(|item| Some((Key::of(&item)?, item))).collect())
     }
 
     /// Sends an update, and returns the attributes that it has set.
@@ -205,17 +199,25 @@ impl TableClient {
             .set_expression_attribute_values(write.values())
             .return_values(ReturnValue::UpdatedNew)
             .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
-        match call.send().await {
-            Ok(done) => Ok(done.attributes.unwrap_or_default()),
-            Err(SdkError::ServiceError(response))
-                if matches!(response.err(), UpdateItemError::ConditionalCheckFailedException(_)) =>
-            {
-                let UpdateItemError::ConditionalCheckFailedException(unmet) = response.into_err() else {
-                    return Err(RequestError::Conflict);
-                };
-                Err(RequestError::Condition(vec![ItemCondition::Unmet(unmet.item)]))
+        call.send().await.map(|done| done.attributes.unwrap_or_default()).map_err(|error| {
+            match error.as_service_error() {
+                Some(UpdateItemError::ConditionalCheckFailedException(unmet)) => {
+                    RequestError::Condition(vec![ItemCondition::Unmet(unmet.item.clone())])
+                }
+                _ => self.context.request_error(error),
             }
-            Err(error) => Err(self.context.request_error(error)),
+        })
+    }
+
+    /// Sends these actions in a transaction, with retries. Returns `false` if a condition does not hold.
+    pub(super) async fn commit(&self, token: Option<&str>, actions: &[Action]) -> Result<bool, StoreError> {
+        let mut retries = self.retries();
+        loop {
+            match self.transact_as(token, actions).await {
+                Ok(()) => return Ok(true),
+                Err(RequestError::Condition(_)) => return Ok(false),
+                Err(error) => retries.wait_or_fail(error).await?,
+            }
         }
     }
 
@@ -232,28 +234,17 @@ impl TableClient {
         actions: &[Action],
     ) -> Result<(), RequestError> {
         let built: Result<Vec<_>, _> = actions.iter().map(|action| self.action(action)).collect();
-        let built = match built {
-            Ok(built) => built,
-            Err(error) => {
-                return Err(RequestError::Permanent(StoreError::Invalid { what: error.to_string() }));
-            }
-        };
+        let built = built.map_err(|error| RequestError::Permanent(invalid(error)))?;
         let call = self.sdk.transact_write_items().set_transact_items(Some(built));
-        match call.set_client_request_token(token.map(str::to_owned)).send().await {
-            Ok(_) => Ok(()),
-            Err(SdkError::ServiceError(response))
-                if matches!(response.err(), TransactWriteItemsError::TransactionCanceledException(_)) =>
-            {
-                let TransactWriteItemsError::TransactionCanceledException(cancelled) = response.into_err()
-                else {
-                    return Err(RequestError::Conflict);
-                };
-                let reasons = cancelled.cancellation_reasons.unwrap_or_default().into_iter();
-                let reasons = reasons.map(|reason| (reason.code.unwrap_or_default(), reason.item)).collect();
-                Err(cancelled_for(&self.context, reasons))
+        let call = call.set_client_request_token(token.map(str::to_owned));
+        call.send().await.map(drop).map_err(|error| match error.as_service_error() {
+            Some(TransactWriteItemsError::TransactionCanceledException(cancelled)) => {
+                let reasons = cancelled.cancellation_reasons.clone().unwrap_or_default().into_iter();
+                let reasons = reasons.map(|reason| (reason.code.unwrap_or_default(), reason.item));
+                cancelled_for(&self.context, reasons.collect())
             }
-            Err(error) => Err(self.context.request_error(error)),
-        }
+            _ => self.context.request_error(error),
+        })
     }
 
     fn action(&self, action: &Action) -> Result<TransactWriteItem, BuildError> {
@@ -297,115 +288,90 @@ impl TableClient {
 
     /// Up to `max` items of a range, by sort key. An index returns keys only.
     pub(super) async fn range(&self, range: &Range, max: usize) -> Result<Vec<Item>, StoreError> {
-        let (pk, sk) = range.names();
-        let mut values = HashMap::from([(":pk".to_owned(), Value::from(range.pk.as_str()).0)]);
-        let mut condition = "#pk = :pk".to_owned();
-        // A query takes only one condition on the sort key.
-        let first = range.after.clone().map(|after| format!("{after}\0"));
-        let first = first.filter(|after| *after > range.prefix).unwrap_or_else(|| range.prefix.clone());
-        let last = range.up_to.clone().unwrap_or_else(|| format!("{}\u{10FFFF}", range.prefix));
-        if first > last {
-            return Ok(Vec::new());
-        }
-        if first.is_empty() {
-            // The engine does not allow an empty text in a key.
-            condition.push_str(" AND #sk <= :last");
-        } else {
-            condition.push_str(" AND #sk BETWEEN :first AND :last");
-            values.insert(":first".to_owned(), Value::from(first).0);
-        }
-        values.insert(":last".to_owned(), Value::from(last).0);
-        let names = HashMap::from([("#pk".to_owned(), pk), ("#sk".to_owned(), sk)]);
-        let (mut found, mut start): (Vec<Item>, Option<Item>) = (Vec::new(), None);
-        let mut retries = self.retries();
+        let (mut found, mut start) = (Vec::new(), None);
+        let Some(query) = self.query(range) else { return Ok(found) };
         loop {
-            let left = max.saturating_sub(found.len());
-            let call =
-                self.sdk.query().table_name(&self.table).set_index_name(range.index.map(str::to_owned));
-            let call = call
-                .key_condition_expression(&condition)
-                .set_expression_attribute_names(Some(names.clone()))
-                .set_expression_attribute_values(Some(values.clone()))
-                .set_exclusive_start_key(start.clone())
-                .limit(i32::try_from(left.min(1_000)).unwrap_or(1_000))
-                .consistent_read(range.index.is_none());
-            match call.send().await {
-                Err(error) => retries.wait_or_fail(self.context.request_error(error)).await?,
-                Ok(answer) => {
-                    found.extend(answer.items.unwrap_or_default());
-                    start = answer.last_evaluated_key.filter(|key| !key.is_empty());
-                    if start.is_none() || found.len() >= max {
-                        found.truncate(max);
-                        return Ok(found);
-                    }
-                    retries = self.retries();
-                }
+            let left = max.saturating_sub(found.len()).min(1_000);
+            let call = query.clone().limit(i32::try_from(left).unwrap_or(1_000));
+            let call = call.set_exclusive_start_key(start);
+            let page = self.retry(|| call.clone().send()).await?;
+            found.extend(page.items.unwrap_or_default());
+            start = page.last_evaluated_key.filter(|key| !key.is_empty());
+            if start.is_none() || found.len() >= max {
+                found.truncate(max);
+                return Ok(found);
             }
         }
     }
 
     /// Counts the items of a range.
     pub(super) async fn count(&self, range: &Range) -> Result<u64, StoreError> {
-        let (pk, _) = range.names();
-        let mut start: Option<Item> = None;
-        let (mut count, mut retries) = (0, self.retries());
+        let (mut count, mut start) = (0, None);
+        let Some(query) = self.query(range) else { return Ok(count) };
         loop {
-            let call =
-                self.sdk.query().table_name(&self.table).set_index_name(range.index.map(str::to_owned));
-            let call = call
-                .key_condition_expression("#pk = :pk")
-                .expression_attribute_names("#pk", &pk)
-                .expression_attribute_values(":pk", Value::from(range.pk.as_str()).0)
-                .set_exclusive_start_key(start.clone())
-                .select(Select::Count);
-            match call.send().await {
-                Err(error) => retries.wait_or_fail(self.context.request_error(error)).await?,
-                Ok(answer) => {
-                    count += u64::from(answer.count.unsigned_abs());
-                    start = answer.last_evaluated_key.filter(|key| !key.is_empty());
-                    if start.is_none() {
-                        return Ok(count);
-                    }
-                    retries = self.retries();
-                }
+            let call = query.clone().select(Select::Count).set_exclusive_start_key(start);
+            let page = self.retry(|| call.clone().send()).await?;
+            count += u64::from(page.count.unsigned_abs());
+            start = page.last_evaluated_key.filter(|key| !key.is_empty());
+            if start.is_none() {
+                return Ok(count);
             }
         }
     }
 
-    /// Scans the whole table, and passes every item that matches `filter` to `visit`, until it returns
-    /// `false`.
+    /// The query of a range; `None` if nothing can be in it.
+    fn query(&self, range: &Range) -> Option<QueryFluentBuilder> {
+        let (pk, sk) = range.names();
+        // A query takes only one condition on the sort key.
+        let first = range.after.as_ref().map(|after| format!("{after}\0"));
+        let first = first.filter(|after| *after > range.prefix).unwrap_or_else(|| range.prefix.clone());
+        let last = range.up_to.clone().unwrap_or_else(|| format!("{}\u{10FFFF}", range.prefix));
+        if first > last {
+            return None;
+        }
+        let call = self.sdk.query().table_name(&self.table).set_index_name(range.index.map(str::to_owned));
+        let call = call
+            .consistent_read(range.index.is_none())
+            .expression_attribute_names("#pk", pk)
+            .expression_attribute_names("#sk", sk)
+            .expression_attribute_values(":pk", Value::from(range.pk.as_str()).0)
+            .expression_attribute_values(":last", Value::from(last).0);
+        // The engine does not allow an empty text in a key.
+        Some(if first.is_empty() {
+            call.key_condition_expression("#pk = :pk AND #sk <= :last")
+        } else {
+            call.key_condition_expression("#pk = :pk AND #sk BETWEEN :first AND :last")
+                .expression_attribute_values(":first", Value::from(first).0)
+        })
+    }
+
+    /// Scans the whole table for the items that match a filter.
     pub(super) async fn scan(
         &self,
-        filter: (&str, HashMap<String, String>, HashMap<String, AttributeValue>),
-        mut visit: impl FnMut(Item) -> bool + Send,
-    ) -> Result<(), StoreError> {
-        let (expression, names, values) = filter;
-        let mut start: Option<Item> = None;
-        let mut retries = self.retries();
+        filter: &str,
+        names: &HashMap<String, String>,
+        values: &HashMap<String, AttributeValue>,
+    ) -> Result<Vec<Item>, StoreError> {
+        let (mut found, mut start) = (Vec::new(), None);
+        let scan = self.sdk.scan().table_name(&self.table).filter_expression(filter).consistent_read(true);
+        let scan = scan
+            .set_expression_attribute_names(Some(names.clone()))
+            .set_expression_attribute_values(Some(values.clone()));
         loop {
-            let call = self.sdk.scan().table_name(&self.table).filter_expression(expression);
-            let call = call
-                .set_expression_attribute_names((!names.is_empty()).then(|| names.clone()))
-                .set_expression_attribute_values((!values.is_empty()).then(|| values.clone()))
-                .set_exclusive_start_key(start.clone())
-                .consistent_read(true);
-            match call.send().await {
-                Err(error) => retries.wait_or_fail(self.context.request_error(error)).await?,
-                Ok(answer) => {
-                    for item in answer.items.unwrap_or_default() {
-                        if !visit(item) {
-                            return Ok(());
-                        }
-                    }
-                    start = answer.last_evaluated_key.filter(|key| !key.is_empty());
-                    if start.is_none() {
-                        return Ok(());
-                    }
-                    retries = self.retries();
-                }
+            let call = scan.clone().set_exclusive_start_key(start);
+            let page = self.retry(|| call.clone().send()).await?;
+            found.extend(page.items.unwrap_or_default());
+            start = page.last_evaluated_key.filter(|key| !key.is_empty());
+            if start.is_none() {
+                return Ok(found);
             }
         }
     }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "as `map_err` hands it on")]
+pub(super) fn invalid(error: BuildError) -> StoreError {
+    StoreError::Invalid { what: error.to_string() }
 }
 
 /// The error of a cancelled transaction, by the reasons of its actions. A failed condition takes precedence;

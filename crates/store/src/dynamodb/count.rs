@@ -18,7 +18,7 @@ use super::bucket_view::{BucketView, ENDS, HORIZON, REVISION, is_remembered};
 use super::client::Action;
 use super::errors::RequestError;
 use super::expression::UpdateExpression;
-use super::keys::{PART, TTL, padded, window_word};
+use super::keys::{GSI2, PART, TTL, padded, window_word};
 use super::lease_marks::{EndMark, end_name};
 use crate::error::StoreError;
 use crate::retention::Retention;
@@ -31,21 +31,6 @@ const KEPT_MARKS: usize = 16;
 const ACTIONS_MAX: usize = 90;
 /// How often a count is retried after concurrent writes.
 const ATTEMPTS_MAX: usize = 32;
-
-/// Whether the item must be unchanged. That is tried first, because it also removes levels that no lease
-/// refers to; on a busy item it would never succeed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Exclusive {
-    Yes,
-    No,
-}
-
-/// What a count removes from an item.
-#[derive(Debug, Default)]
-struct RemovedMarks {
-    leases: BTreeSet<LeaseId>,
-    levels: BTreeSet<String>,
-}
 
 /// Usage to add, by item and limit.
 type Sums = BTreeMap<(Subject, Window, Stamp), BTreeMap<LimitName, Tally>>;
@@ -85,7 +70,7 @@ impl DynamoDb {
         let key = self.inner.keys.bucket(subject);
         // The marks that existed at the start: a busy item always has some.
         let mut wanted: Option<BTreeSet<LeaseId>> = None;
-        for attempt in 0..ATTEMPTS_MAX {
+        for _ in 0..ATTEMPTS_MAX {
             let mut retries = self.inner.client.retries();
             let seen = BucketView::read(self.inner.client.get(&key).await?.as_ref())?;
             let wanted = wanted
@@ -94,8 +79,7 @@ impl DynamoDb {
                 self.inner.cache.update_view(subject, &Arc::new(seen));
                 return Ok(());
             }
-            let exclusive = if attempt == 0 { Exclusive::Yes } else { Exclusive::No };
-            let (actions, counted) = self.count_actions(subject, &seen, (kept, exclusive), self.now());
+            let (actions, counted) = self.count_actions(subject, &seen, kept, self.now());
             match self.inner.client.transact(&actions).await {
                 Ok(()) => self.update_view_after_count(subject, &seen, &counted),
                 Err(RequestError::Condition(_)) => {}
@@ -108,17 +92,12 @@ impl DynamoDb {
     }
 
     /// Removes the counted marks from the cached view.
-    fn update_view_after_count(&self, subject: &Subject, seen: &BucketView, counted: &RemovedMarks) {
+    fn update_view_after_count(&self, subject: &Subject, seen: &BucketView, counted: &BTreeSet<LeaseId>) {
         let newest = self.inner.cache.view(subject).filter(|view| view.rules == seen.rules);
         let mut left = newest.map_or_else(|| seen.clone(), |view| BucketView::clone(&view));
-        left.ended.retain(|lease, _| !counted.leases.contains(lease));
-        // A younger lease may refer to them again.
-        let BucketView { levels, open, .. } = &mut left;
-        levels.retain(|name, _| {
-            !counted.levels.contains(name) || open.values().any(|mark| mark.levels == *name)
-        });
-        left.horizon = left.horizon.max(counted.leases.iter().map(|lease| lease.millis()).max());
-        left.ends -= i64::try_from(counted.leases.len()).unwrap_or(0);
+        left.ended.retain(|lease, _| !counted.contains(lease));
+        left.horizon = left.horizon.max(counted.iter().map(|lease| lease.millis()).max());
+        left.ends -= i64::try_from(counted.len()).unwrap_or(0);
         left.revision += 1;
         self.inner.cache.update_view(subject, &Arc::new(left));
     }
@@ -127,14 +106,11 @@ impl DynamoDb {
         &self,
         subject: &Subject,
         seen: &BucketView,
-        (kept, exclusive): (usize, Exclusive),
+        kept: usize,
         now: Stamp,
-    ) -> (Vec<Action>, RemovedMarks) {
-        let mut counted = RemovedMarks::default();
+    ) -> (Vec<Action>, BTreeSet<LeaseId>) {
+        let mut counted = BTreeSet::new();
         let mut write = UpdateExpression::new(self.inner.keys.bucket(subject));
-        if exclusive == Exclusive::Yes {
-            write.only_if(REVISION, "=", seen.revision);
-        }
         write.add(REVISION, 1_u64);
         let (mut actions, mut sums) = (Vec::new(), Sums::new());
         for (lease, mark) in oldest_marks(seen, kept) {
@@ -150,21 +126,13 @@ impl DynamoDb {
             if mark.is_own && is_remembered(mark.ended.at, now) {
                 actions.push(self.tombstone_write(lease, mark));
             }
-            if exclusive == Exclusive::No {
-                write.only_if(&end_name(lease), "=", mark.to_string());
-            }
+            write.only_if(&end_name(lease), "=", mark.to_string());
             write.remove(&end_name(lease));
-            counted.leases.insert(lease);
+            counted.insert(lease);
         }
-        if let Some(newest) = counted.leases.iter().map(|lease| lease.millis()).max() {
+        if let Some(newest) = counted.iter().map(|lease| lease.millis()).max() {
             raise_horizon(&mut write, seen, newest);
-            write.add(ENDS, -i64::try_from(counted.leases.len()).unwrap_or(0));
-        }
-        let is_unused = |name: &&String| seen.open.values().all(|mark| mark.levels != **name);
-        // A concurrent draw may refer to them again.
-        for name in seen.levels.keys().filter(is_unused).filter(|_| exclusive == Exclusive::Yes) {
-            write.remove(&format!("l:{name}"));
-            counted.levels.insert(name.clone());
+            write.add(ENDS, -i64::try_from(counted.len()).unwrap_or(0));
         }
         actions.extend(sums.into_iter().map(|(key, names)| Action::Update(self.usage_write(key, names))));
         actions.push(Action::Update(write));
@@ -178,10 +146,10 @@ impl DynamoDb {
         names: BTreeMap<LimitName, Tally>,
     ) -> UpdateExpression {
         let mut write = UpdateExpression::new(self.inner.keys.usage(&subject, window, start));
-        write.set("GSI2PK", self.inner.keys.resource(&subject.resource));
-        write.set("GSI2SK", usage_order(window, &subject, start));
+        let sk = usage_order(window, &subject, start);
+        write.set_in_index(GSI2, self.inner.keys.resource(&subject.resource), sk);
         write.set("start", start.as_micros());
-        if let Some(ttl) = kept_until(&self.inner.retention, window, start) {
+        if let Some(ttl) = kept_until(&self.inner.options.retention, window, start) {
             write.set(TTL, ttl);
         }
         for (name, Tally { units, own, leases }) in names {

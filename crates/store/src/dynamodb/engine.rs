@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use tidegate_core::limit::lease::{LeaseId, Record};
 use tidegate_core::limit::name::{EntityId, ResourceName, Subject};
-use tidegate_core::limit::policy::Version;
 use tidegate_core::limit::usage::Usage;
 use tidegate_core::time::Stamp;
 
@@ -43,7 +42,7 @@ impl Engine for DynamoDb {
             is_immediate: false,
             is_durable: true,
             clock: ClockSource::Caller,
-            deadline: self.inner.deadline,
+            deadline: self.inner.options.deadline,
         }
     }
 
@@ -55,7 +54,7 @@ impl Engine for DynamoDb {
         Reply::later(async move {
             match self.standing(lease).await? {
                 LeaseStatus::Open(held) if held.record.is_due(held.at) => {
-                    self.expire(lease, &held.levels, &mut SweepReport::default()).await?;
+                    self.expire(lease, &held.levels).await?;
                     self.standing(lease).await
                 }
                 standing => Ok(standing),
@@ -146,23 +145,19 @@ impl Engine for DynamoDb {
         Reply::later(self.write_changes(write))
     }
 
-    fn newest_version(&self) -> Reply<'_, Version> {
-        Reply::later(self.with_timeout(self.current_version()))
-    }
-
     fn chain<'a>(&'a self, id: &'a EntityId, max: usize) -> Reply<'a, Vec<record::Record>> {
         Reply::later(self.with_timeout(self.ancestors(id, max)))
     }
 
     fn warning(&self) -> Option<String> {
-        let is_ignored = self.inner.is_speculative_given;
+        let is_ignored = self.inner.options.is_speculative_given;
         is_ignored.then(|| "the option `speculative` is ignored: remove it from the address".to_owned())
     }
 }
 
 impl DynamoDb {
     async fn apply_one(&self, step: engine::Step<'_>) -> Result<StepResult, StoreError> {
-        let engine::Step { lease, levels, change, .. } = step;
+        let engine::Step { levels, change, .. } = step;
         let group = match change {
             Change::Take(units, taking) => {
                 check_levels(levels)?;
@@ -189,7 +184,7 @@ impl DynamoDb {
             Some(group) => Some(self.inner.group_lock.enter(levels, group).await),
             None => None,
         };
-        self.step(&Step { lease, levels, change: Some(change) }, |context| context.apply(&step)).await
+        self.step(&Step { of: step, is_expiry: false }).await
     }
 
     /// The existing buckets with limits, in the order of the request, without duplicates.
@@ -234,27 +229,23 @@ impl DynamoDb {
                 return Ok(standing);
             }
         }
-        if let Some(standing) = self.standing_by_lease_item(lease, now).await? {
-            return Ok(standing);
-        }
-        // Another process drew it, and its home is unknown: it is searched for. The index lags behind the
-        // table. An id that the caller chose has no time.
+        // Another process may have drawn it, and its home is unknown: it is searched for. The index lags behind
+        // the table. An id that the caller chose has no time.
         let made_at = Stamp::from_micros(lease.millis().saturating_mul(1_000));
         let is_young = lease.millis() == 0 || now < made_at + INDEX_LAG_MAX;
-        for pause in std::iter::once(Duration::ZERO).chain(SEARCH_RETRY_DELAYS) {
-            if !pause.is_zero() && !is_young {
-                break;
-            }
-            tokio::time::sleep(pause).await;
-            if let Some(standing) = self.search(lease, now).await? {
-                return Ok(standing);
-            }
-            // It may have been counted during the search.
+        let mut pauses = SEARCH_RETRY_DELAYS.into_iter().filter(|_| is_young);
+        loop {
             if let Some(standing) = self.standing_by_lease_item(lease, now).await? {
                 return Ok(standing);
             }
+            if let Some(standing) = self.search(lease, now).await? {
+                return Ok(standing);
+            }
+            let Some(pause) = pauses.next() else { break };
+            tokio::time::sleep(pause).await;
         }
-        Err(StoreError::NoLease { lease })
+        // It may have been counted during the search.
+        self.standing_by_lease_item(lease, now).await?.ok_or(StoreError::NoLease { lease })
     }
 
     /// The state of a lease by its own item.

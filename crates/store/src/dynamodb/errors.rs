@@ -42,20 +42,16 @@ pub(super) struct ErrorContext {
 /// The message for a missing table.
 const MISSING: &str = "the table does not exist, or not yet: create it with `tidegate store init`";
 
-/// The class of an error code of the engine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    /// Not applied.
-    Throttled,
-    /// Perhaps applied.
-    Broken,
-    Conflict,
-    Denied,
-    Missing,
-    Invalid,
-}
-
 impl ErrorContext {
+    /// Converts the error of a request that is not retried.
+    pub(super) fn store_error<E, R>(&self, error: SdkError<E, R>) -> StoreError
+    where
+        E: ProvideErrorMetadata + Error + Send + Sync + 'static,
+        R: std::fmt::Debug + Send + Sync + 'static,
+    {
+        self.request_error(error).into_error()
+    }
+
     /// Converts the error of a request.
     pub(super) fn request_error<E, R>(&self, error: SdkError<E, R>) -> RequestError
     where
@@ -83,17 +79,38 @@ impl ErrorContext {
     }
 }
 
-/// Converts an error code, of a whole response or of one item of a transaction.
+/// Converts an error code, of a whole response or of one item of a transaction. The latter has no suffix.
 pub(super) fn code_error(code: &str, what: String) -> RequestError {
-    match kind(code) {
-        Kind::Throttled => {
+    match code.strip_suffix("Exception").unwrap_or(code) {
+        "ProvisionedThroughputExceeded"
+        | "Throttling"
+        | "ThrottlingError"
+        | "RequestLimitExceeded"
+        | "LimitExceeded" => {
             RequestError::Unavailable { error: StoreError::unavailable(what), is_undone: true }
         }
-        Kind::Broken => RequestError::Unavailable { error: StoreError::unavailable(what), is_undone: false },
-        Kind::Conflict => RequestError::Conflict,
-        Kind::Denied => RequestError::Permanent(StoreError::Denied { what }),
-        Kind::Missing => RequestError::Permanent(StoreError::Invalid { what: format!("{what}; {MISSING}") }),
-        Kind::Invalid => RequestError::Permanent(StoreError::Invalid { what }),
+        "TransactionConflict" | "TransactionInProgress" | "ReplicatedWriteConflict" => RequestError::Conflict,
+        "AccessDenied"
+        | "UnrecognizedClient"
+        | "InvalidSignature"
+        | "IncompleteSignature"
+        | "MissingAuthenticationToken"
+        | "ExpiredToken"
+        | "InvalidClientTokenId"
+        | "OptInRequired"
+        | "NotAuthorized" => RequestError::Permanent(StoreError::Denied { what }),
+        "ResourceNotFound" | "TableNotFound" => {
+            RequestError::Permanent(StoreError::Invalid { what: format!("{what}; {MISSING}") })
+        }
+        "Validation"
+        | "ValidationError"
+        | "Serialization"
+        | "UnknownOperation"
+        | "ItemCollectionSizeLimitExceeded"
+        | "IdempotentParameterMismatch"
+        | "ResourceInUse" => RequestError::Permanent(StoreError::Invalid { what }),
+        // Unknown codes are internal errors of the engine more often than ours.
+        _ => RequestError::Unavailable { error: StoreError::unavailable(what), is_undone: false },
     }
 }
 
@@ -111,46 +128,6 @@ impl RequestError {
 /// Whether the table is missing.
 pub(super) fn is_missing(error: &StoreError) -> bool {
     matches!(error, StoreError::Invalid { what } if what.ends_with(MISSING))
-}
-
-fn kind(code: &str) -> Kind {
-    match code {
-        "ProvisionedThroughputExceededException"
-        | "ProvisionedThroughputExceeded"
-        | "ThrottlingException"
-        | "ThrottlingError"
-        | "Throttling"
-        | "RequestLimitExceeded"
-        | "LimitExceededException" => Kind::Throttled,
-        "TransactionConflictException"
-        | "TransactionConflict"
-        | "TransactionInProgressException"
-        | "ReplicatedWriteConflictException" => Kind::Conflict,
-        "AccessDeniedException"
-        | "AccessDenied"
-        | "UnrecognizedClientException"
-        | "InvalidSignatureException"
-        | "IncompleteSignatureException"
-        | "IncompleteSignature"
-        | "MissingAuthenticationTokenException"
-        | "MissingAuthenticationToken"
-        | "ExpiredTokenException"
-        | "ExpiredToken"
-        | "InvalidClientTokenId"
-        | "OptInRequired"
-        | "NotAuthorized" => Kind::Denied,
-        "ResourceNotFoundException" | "TableNotFoundException" => Kind::Missing,
-        "ValidationException"
-        | "ValidationError"
-        | "SerializationException"
-        | "UnknownOperationException"
-        | "ItemCollectionSizeLimitExceededException"
-        | "ItemCollectionSizeLimitExceeded"
-        | "IdempotentParameterMismatchException"
-        | "ResourceInUseException" => Kind::Invalid,
-        // Unknown codes are internal errors of the engine more often than ours.
-        _ => Kind::Broken,
-    }
 }
 
 /// An error with its sources.

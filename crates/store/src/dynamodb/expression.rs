@@ -69,6 +69,12 @@ impl UpdateExpression {
         self.sets.push((name, value));
     }
 
+    /// Sets the keys of the item in an index.
+    pub(super) fn set_in_index(&mut self, index: &str, pk: impl Into<Value>, sk: impl Into<Value>) {
+        self.set(&format!("{index}PK"), pk);
+        self.set(&format!("{index}SK"), sk);
+    }
+
     /// Adds to a number; a missing one is zero.
     pub(super) fn add(&mut self, name: &str, value: impl Into<Value>) {
         let (name, value) = (self.name(name), self.value(value.into().0));

@@ -15,6 +15,8 @@ use tidegate_core::limit::token::TokenId;
 use tidegate_core::limit::usage::Window;
 use tidegate_core::time::Stamp;
 
+use crate::record_text::KeyColumns;
+
 /// The partition key.
 pub(super) const PK: &str = "PK";
 /// The sort key.
@@ -38,7 +40,7 @@ pub(super) const DUE_PARTS: u64 = 4;
 pub(super) type Item = HashMap<String, AttributeValue>;
 
 /// The key of an item.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Key {
     pub(super) pk: String,
     pub(super) sk: String,
@@ -191,7 +193,7 @@ impl Keys {
 
 /// The sort key of a policy in the list of all policies.
 pub(super) fn scope_order(scope: &Scope) -> String {
-    let crate::tables::Key { kind, entity, resource } = crate::tables::Key::of(scope);
+    let KeyColumns { kind, first: entity, second: resource } = KeyColumns::of(scope);
     format!("{kind}{PART}{entity}{PART}{resource}")
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use tidegate_core::limit::cascade::Levels;
 use tidegate_core::limit::lease::{EndRecord, LeaseId, REMEMBERED};
+use tidegate_core::limit::policy::OnExpiry;
 use tidegate_core::time::Stamp;
 
 use super::DynamoDb;
@@ -49,6 +50,10 @@ impl LegacyLease {
     pub(super) fn is_due(&self, now: Stamp) -> bool {
         self.mark.record.is_due(now)
     }
+
+    pub(super) const fn on_expiry(&self) -> OnExpiry {
+        self.mark.record.on_expiry()
+    }
 }
 
 /// How a lease ended, by its item, if that is still remembered.
@@ -75,7 +80,7 @@ impl DynamoDb {
             let mut moved = UpdateExpression::new(self.inner.keys.lease(lease));
             moved.only_if(MARK, "=", old_text.as_str());
             let mut write = write_of(self, home);
-            bucket_update::begin_update(&mut write, &seen, &self.epoch());
+            bucket_update::begin_update(&mut write, &seen, &self.inner.epochs.next());
             write.only_without(&open);
             write.only_without(&end_name(lease));
             let mark = OpenMark { level: 0, record: mark.record.clone(), levels: names.name.to_string() };

@@ -8,7 +8,6 @@ use std::fmt;
 use std::str::FromStr;
 use tidegate_core::excerpt::excerpt;
 
-use tidegate_core::limit::cascade::Level;
 use tidegate_core::limit::lease::{EndRecord, LeaseId, Record};
 use tidegate_core::limit::name::{LimitName, Subject};
 use tidegate_core::limit::policy::OnExpiry;
@@ -161,12 +160,6 @@ fn read_used(text: &str) -> Result<Used, StoreError> {
         Ok((LimitName::new(name).map_err(|_| invalid_mark(text))?, number(units)?))
     };
     text.split(',').filter(|line| !line.is_empty()).map(line).collect()
-}
-
-/// The units to be counted at a level, from units per limit name.
-pub(super) fn used_at(level: &Level, units: impl Fn(usize) -> Option<u64>) -> Used {
-    let used = level.limits.iter().filter_map(|line| Some((line.rule.name().clone(), units(line.name)?)));
-    used.collect()
 }
 
 fn number<T: FromStr>(text: &str) -> Result<T, StoreError> {

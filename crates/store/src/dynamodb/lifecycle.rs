@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU64;
 use tidegate_core::limit::name::Namespace;
 
 use super::bucket_view::{number_of, text_of};
-use super::client::{Range, TableClient};
+use super::client::{Action, Range, TableClient};
 use super::clock::CorrectedClock;
 use super::errors::{RequestError, code_error, is_missing};
 use super::expression::UpdateExpression;
@@ -72,27 +72,120 @@ impl DynamoDbOptions {
 
 impl Lifecycle for DynamoDbLifecycle {
     fn init(&self) -> Reply<'_, InitReport> {
-        Reply::later(self.init_table())
+        Reply::later(async move {
+            let client = self.client().await?;
+            if table::inspect(&client).await?.is_some()
+                && let Some(older) = self.version(&client).await?.filter(|version| *version < SCHEMA)
+            {
+                return Err(other_version(
+                    &format!("{} at `{}`", self.part(), client.context.place),
+                    older,
+                    SCHEMA,
+                ));
+            }
+            let (is_new_table, added) = create_or_complete(&client, &self.namespace).await?;
+            let mut parts = vec![InitPart { part: self.table(), is_new: is_new_table }];
+            if !is_new_table {
+                parts.extend(added.into_iter().map(|part| InitPart { part, is_new: true }));
+            }
+            let is_new = create_namespace(&client, &Keys::new(&self.namespace), is_new_table).await?;
+            parts.push(InitPart { part: self.part(), is_new });
+            Ok(InitReport { of: whereabouts(&client), parts, schema: SCHEMA })
+        })
     }
 
     fn check(&self) -> Reply<'_, CheckReport> {
-        Reply::later(self.check_table())
+        Reply::later(async move {
+            let client = self.client().await?;
+            let found = table::inspect(&client).await?;
+            let schema = match &found {
+                Some(found) => match self.version(&client).await? {
+                    None => check_ours_or_empty(&client, found, &self.namespace).await.map(|()| None)?,
+                    version => version,
+                },
+                None => None,
+            };
+            let (mut missing, settings) = match found {
+                None => (vec![self.table()], Vec::new()),
+                Some(found) => {
+                    let protected = if found.is_protected { "on" } else { "off" };
+                    let mut settings = vec![
+                        Setting::new("billing", found.billing),
+                        Setting::new("deletion protection", protected),
+                    ];
+                    if let Some(attribute) = &found.foreign_expiry {
+                        let what =
+                            format!("by `{attribute}`, which is not ours: disable that time to live first");
+                        settings.push(Setting::new("expiry", what));
+                    }
+                    (found.missing, settings)
+                }
+            };
+            if schema.is_none() {
+                missing.push(self.part());
+            }
+            Ok(CheckReport {
+                of: whereabouts(&client),
+                server: "DynamoDB".to_owned(),
+                schema,
+                schema_wanted: SCHEMA,
+                namespace: self.namespace.to_string(),
+                missing,
+                durability: "acknowledged writes are replicated by the engine".to_owned(),
+                settings,
+                clock: None,
+                clock_offset: None,
+            })
+        })
     }
 
     fn upgrade(&self) -> Reply<'_, UpgradeReport> {
-        Reply::later(self.upgrade_table())
+        Reply::later(async move {
+            let client = self.client().await?;
+            let found = table::inspect(&client).await?;
+            let Some(found) = found else { return Err(not_there(&format!("`{}`", client.context.place))) };
+            let Some(from) = self.version(&client).await? else {
+                return Err(not_there(&format!("{} at `{}`", self.part(), client.context.place)));
+            };
+            for part in &found.missing {
+                table::add(&client, part).await?;
+            }
+            if from < SCHEMA {
+                let mut write = UpdateExpression::new(Keys::new(&self.namespace).version());
+                write.only_if("schema", "=", from);
+                write.set("schema", SCHEMA);
+                // Another process may have been first.
+                client.commit(None, &[Action::Update(write)]).await?;
+            }
+            let parts = vec![UpgradePart { part: self.part(), from }];
+            Ok(UpgradeReport { of: whereabouts(&client), parts, schema: SCHEMA })
+        })
     }
 
     fn list(&self) -> Reply<'_, NamespaceList> {
-        Reply::later(self.list_namespaces())
+        Reply::later(async move {
+            if self.is_prefix {
+                return self.namespaces_of_tables(self.options.standalone_client().await?).await;
+            }
+            let client = self.client().await?;
+            let Some(found) = table::inspect(&client).await? else {
+                return Err(not_there(&format!("`{}`", client.context.place)));
+            };
+            self.namespaces_in(&client, &found).await
+        })
     }
 
     fn losses(&self) -> Reply<'_, NamespaceList> {
-        Reply::later(self.list_losses())
+        Reply::later(async move { self.removable(&self.client().await?).await })
     }
 
     fn destroy(&self) -> Reply<'_, DestroyReport> {
-        Reply::later(self.destroy_table())
+        Reply::later(async move {
+            let client = self.client().await?;
+            let exists = !self.removable(&client).await?.spaces.is_empty();
+            let was_there = exists && table::remove(&client).await?;
+            Ok(DestroyReport { of: whereabouts(&client), part: self.table(), was_there })
+        })
     }
 
     fn template(&self) -> Result<String, StoreError> {
@@ -124,29 +217,6 @@ impl DynamoDbLifecycle {
         Part::new("namespace", self.namespace.as_str())
     }
 
-    async fn init_table(&self) -> Result<InitReport, StoreError> {
-        let client = self.client().await?;
-        if table::inspect(&client).await?.is_some()
-            && let Some(older) = self.version(&client).await?.filter(|version| *version < SCHEMA)
-        {
-            return Err(other_version(
-                &format!("{} at `{}`", self.part(), client.context.place),
-                older,
-                SCHEMA,
-            ));
-        }
-        let mut parts = vec![InitPart { part: self.table(), is_new: false }];
-        match create_or_complete(&client, &self.namespace).await? {
-            CreatedParts::All => parts[0].is_new = true,
-            CreatedParts::Rest(added) => {
-                parts.extend(added.into_iter().map(|part| InitPart { part, is_new: true }));
-            }
-        }
-        let is_new = create_namespace(&client, &Keys::new(&self.namespace), parts[0].is_new).await?;
-        parts.push(InitPart { part: self.part(), is_new });
-        Ok(InitReport { of: whereabouts(&client), parts, schema: SCHEMA })
-    }
-
     /// The version of the namespace's schema; `None` if there is no namespace.
     async fn version(&self, client: &TableClient) -> Result<Option<u64>, StoreError> {
         let Some(item) = client.get(&Keys::new(&self.namespace).version()).await? else { return Ok(None) };
@@ -159,87 +229,6 @@ impl DynamoDbLifecycle {
             return Err(other_version(&place, found, SCHEMA));
         }
         Ok(Some(found))
-    }
-
-    async fn check_table(&self) -> Result<CheckReport, StoreError> {
-        let client = self.client().await?;
-        let found = table::inspect(&client).await?;
-        let schema = match &found {
-            Some(found) => match self.version(&client).await? {
-                None => check_ours_or_empty(&client, found, &self.namespace).await.map(|()| None)?,
-                version => version,
-            },
-            None => None,
-        };
-        let (mut missing, settings) = match found {
-            None => (vec![self.table()], Vec::new()),
-            Some(found) => {
-                let protected = if found.is_protected { "on" } else { "off" };
-                let mut settings = vec![
-                    Setting::new("billing", found.billing),
-                    Setting::new("deletion protection", protected),
-                ];
-                if let Some(attribute) = &found.foreign_expiry {
-                    let what =
-                        format!("by `{attribute}`, which is not ours: disable that time to live first");
-                    settings.push(Setting::new("expiry", what));
-                }
-                (found.missing, settings)
-            }
-        };
-        if schema.is_none() {
-            missing.push(self.part());
-        }
-        Ok(CheckReport {
-            of: whereabouts(&client),
-            server: "DynamoDB".to_owned(),
-            schema,
-            schema_wanted: SCHEMA,
-            namespace: self.namespace.to_string(),
-            missing,
-            durability: "acknowledged writes are replicated by the engine".to_owned(),
-            settings,
-            clock: None,
-            clock_offset: None,
-        })
-    }
-
-    async fn upgrade_table(&self) -> Result<UpgradeReport, StoreError> {
-        let client = self.client().await?;
-        let found = table::inspect(&client).await?;
-        let Some(found) = found else { return Err(not_there(&format!("`{}`", client.context.place))) };
-        let Some(from) = self.version(&client).await? else {
-            return Err(not_there(&format!("{} at `{}`", self.part(), client.context.place)));
-        };
-        for part in &found.missing {
-            table::add(&client, part).await?;
-        }
-        if from < SCHEMA {
-            let mut write = UpdateExpression::new(Keys::new(&self.namespace).version());
-            write.only_if("schema", "=", from);
-            write.set("schema", SCHEMA);
-            let mut retries = client.retries();
-            loop {
-                match client.update(&write).await {
-                    // Another process may have been first.
-                    Ok(_) | Err(RequestError::Condition(_)) => break,
-                    Err(error) => retries.wait_or_fail(error).await?,
-                }
-            }
-        }
-        let parts = vec![UpgradePart { part: self.part(), from }];
-        Ok(UpgradeReport { of: whereabouts(&client), parts, schema: SCHEMA })
-    }
-
-    async fn list_namespaces(&self) -> Result<NamespaceList, StoreError> {
-        if self.is_prefix {
-            return self.namespaces_of_tables(self.options.standalone_client().await?).await;
-        }
-        let client = self.client().await?;
-        let Some(found) = table::inspect(&client).await? else {
-            return Err(not_there(&format!("`{}`", client.context.place)));
-        };
-        self.namespaces_in(&client, &found).await
     }
 
     /// The namespaces of all of our tables whose names begin with the prefix.
@@ -309,32 +298,15 @@ impl DynamoDbLifecycle {
         }
         Ok(listed)
     }
-
-    async fn list_losses(&self) -> Result<NamespaceList, StoreError> {
-        self.removable(&self.client().await?).await
-    }
-
-    async fn destroy_table(&self) -> Result<DestroyReport, StoreError> {
-        let client = self.client().await?;
-        let exists = !self.removable(&client).await?.spaces.is_empty();
-        let was_there = exists && table::remove(&client).await?;
-        Ok(DestroyReport { of: whereabouts(&client), part: self.table(), was_there })
-    }
 }
 
 fn whereabouts(client: &TableClient) -> StoreLocation {
     StoreLocation { engine: "dynamodb", place: client.context.place.clone() }
 }
 
-/// The parts that were created.
-enum CreatedParts {
-    All,
-    /// The missing parts of an existing table.
-    Rest(Vec<Part>),
-}
-
-/// Creates the table, or completes one that is ours or empty.
-async fn create_or_complete(client: &TableClient, own: &Namespace) -> Result<CreatedParts, StoreError> {
+/// Creates the table, or completes one that is ours or empty. Returns whether it is new, and the parts that
+/// were added.
+async fn create_or_complete(client: &TableClient, own: &Namespace) -> Result<(bool, Vec<Part>), StoreError> {
     let is_new = table::create(client).await?;
     if !is_new && let Some(found) = table::inspect(client).await? {
         check_ours_or_empty(client, &found, own).await?;
@@ -342,13 +314,10 @@ async fn create_or_complete(client: &TableClient, own: &Namespace) -> Result<Cre
     let mut polls = 0;
     loop {
         match complete(client).await {
-            Err(error) if is_new && is_missing(&error) && polls < table::UNKNOWN_POLLS_MAX => {}
-            Err(error) => return Err(error),
-            Ok(_) if is_new => return Ok(CreatedParts::All),
-            Ok(added) => return Ok(CreatedParts::Rest(added)),
+            // A table created a moment ago is not known everywhere yet.
+            Err(error) if is_new && is_missing(&error) && polls < table::UNKNOWN_POLLS_MAX => polls += 1,
+            added => return added.map(|added| (is_new, added)),
         }
-        // A table created a moment ago is not known everywhere yet.
-        polls += 1;
         tokio::time::sleep(table::POLL_INTERVAL).await;
     }
 }
@@ -453,6 +422,5 @@ async fn create_namespace(client: &TableClient, keys: &Keys, is_new: bool) -> Re
 /// Sets the schema of a namespace's record, and its entry in the list of namespaces.
 pub(super) fn set_namespace_header(write: &mut UpdateExpression, keys: &Keys) {
     write.set("schema", SCHEMA);
-    write.set("GSI2PK", NAMESPACES);
-    write.set("GSI2SK", keys.name());
+    write.set_in_index(GSI2, NAMESPACES, keys.name());
 }

@@ -59,7 +59,6 @@ mod cache;
 mod client;
 mod clock;
 mod count;
-mod decide;
 mod engine;
 mod errors;
 mod expression;
@@ -82,26 +81,21 @@ mod zae_limiter;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use tidegate_core::limit::name::Subject;
 use tidegate_core::time::Stamp;
-use tokio::time::Instant;
 
 pub use options::DynamoDbOptions;
 
+use crate::background::{SweepTimer, UniqueNames};
 use crate::clock::WallClock;
 use crate::error::StoreError;
-use crate::retention::Retention;
-use crate::sync::lock;
 use bucket_view::BucketView;
 use cache::Cache;
 use client::TableClient;
 use group_lock::GroupLock;
 use keys::Keys;
 
-/// The default interval of sweeps of a process that draws.
-const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 /// The most leases that a sweep in the background ends.
 const BACKGROUND_SWEEP_MAX: usize = 100;
 
@@ -130,21 +124,14 @@ struct Inner {
     cache: Cache,
     group_lock: GroupLock,
     clock: Arc<dyn WallClock>,
-    deadline: Duration,
-    /// The address has the option `speculative`, which is ignored.
-    is_speculative_given: bool,
-    retention: Retention,
-    /// How long a cached bucket may refuse without a request.
-    rejected_for: Duration,
+    options: DynamoDbOptions,
     /// Requests that were sent.
     requests: Arc<AtomicU64>,
     /// Refusals without a request.
     rejections: AtomicU64,
-    /// Identifies this handle.
-    handle: u64,
-    changes: AtomicU64,
-    swept_every: Duration,
-    last_sweep: std::sync::Mutex<Instant>,
+    /// Names that no rules have had.
+    epochs: UniqueNames,
+    sweep_timer: SweepTimer,
 }
 
 impl DynamoDb {
@@ -180,12 +167,6 @@ impl DynamoDb {
         self.inner.clock.now()
     }
 
-    /// A name that no rules have had.
-    fn epoch(&self) -> String {
-        let inner = &self.inner;
-        format!("{:x}.{:x}", inner.handle, inner.changes.fetch_add(1, Ordering::Relaxed))
-    }
-
     /// Runs `work` within the timeout of calls.
     async fn with_timeout<T>(
         &self,
@@ -203,12 +184,8 @@ impl DynamoDb {
 
     /// Starts a sweep in the background if the interval since the last one has passed.
     fn sweep_if_due(&self) {
-        {
-            let mut last_sweep = lock(&self.inner.last_sweep);
-            if last_sweep.elapsed() < self.inner.swept_every {
-                return;
-            }
-            *last_sweep = Instant::now();
+        if !self.inner.sweep_timer.is_due() {
+            return;
         }
         let store = self.clone();
         // The next sweep retries after a failure.

@@ -17,18 +17,18 @@ use aws_sdk_dynamodb::error::BoxError;
 use aws_smithy_http_client::tls::{self, rustls_provider::CryptoMode};
 use aws_smithy_types::config_bag::{Storable, StoreReplace};
 use tidegate_core::time::Stamp;
-use tokio::time::Instant;
 
 use super::bucket_view::number_of;
 use super::cache::Cache;
-use super::client::{TableClient, random};
+use super::client::TableClient;
 use super::clock::CorrectedClock;
 use super::errors::ErrorContext;
 use super::group_lock::GroupLock;
 use super::keys::Keys;
 use super::lifecycle::{create_namespace_on_open, foreign};
 use super::records::SCHEMA;
-use super::{DynamoDb, Inner, SWEEP_INTERVAL};
+use super::{DynamoDb, Inner};
+use crate::background::{SweepTimer, UniqueNames};
 use crate::clock::{HostWall, WallClock};
 use crate::error::StoreError;
 use crate::lifecycle::{namespace, other_version};
@@ -54,11 +54,13 @@ pub struct DynamoDbOptions {
     /// Their `Debug` does not show secrets.
     credentials: Option<Credentials>,
     namespace: String,
-    is_speculative_given: bool,
-    retention: Retention,
+    /// The address has the option `speculative`, which is ignored.
+    pub(super) is_speculative_given: bool,
+    pub(super) retention: Retention,
     timeout: Duration,
-    deadline: Duration,
-    rejected_for: Duration,
+    pub(super) deadline: Duration,
+    /// How long a cached bucket may refuse without a request.
+    pub(super) rejected_for: Duration,
     swept_every: Duration,
     clock: Option<Arc<dyn WallClock>>,
 }
@@ -77,7 +79,7 @@ impl DynamoDbOptions {
             timeout: TIMEOUT,
             deadline: DEADLINE,
             rejected_for: REJECTED_FOR_MAX,
-            swept_every: SWEEP_INTERVAL,
+            swept_every: SweepTimer::INTERVAL,
             clock: None,
         }
     }
@@ -195,16 +197,11 @@ impl DynamoDbOptions {
             cache: Cache::default(),
             group_lock: GroupLock::default(),
             clock,
-            is_speculative_given: self.is_speculative_given,
-            retention: self.retention,
-            deadline: self.deadline,
-            rejected_for: self.rejected_for,
             requests,
             rejections: AtomicU64::new(0),
-            handle: random(),
-            changes: AtomicU64::new(0),
-            swept_every: self.swept_every,
-            last_sweep: std::sync::Mutex::new(Instant::now()),
+            epochs: UniqueNames::new(),
+            sweep_timer: SweepTimer::new(self.swept_every),
+            options: self,
         };
         let Some(found) = inner.client.get(&inner.keys.version()).await? else {
             create_namespace_on_open(&inner.client, &namespace).await?;

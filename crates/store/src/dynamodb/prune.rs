@@ -9,7 +9,6 @@ use tidegate_core::time::Stamp;
 use super::DynamoDb;
 use super::bucket_view::number_of;
 use super::client::Action;
-use super::errors::RequestError;
 use super::expression::{UpdateExpression, Value};
 use super::keys::{Item, Key, SK, window_word};
 use super::ledger::{EntryPage, PRUNED, tallies};
@@ -41,21 +40,10 @@ impl DynamoDb {
             (":before".to_owned(), Value::from(ended_by(window, before)).0),
         ]);
         let filter = "begins_with(#sk, :usage) AND contains(#sk, :window) AND #start < :before";
-        let mut failure = None;
-        self.inner
-            .client
-            .scan((filter, names, values), |item| {
-                if self.usage_of(&item).is_some_and(|(_, of)| of == window) {
-                    match number_of(&item, "start") {
-                        Ok(start) => old.push((start, item)),
-                        Err(error) => failure = Some(error),
-                    }
-                }
-                true
-            })
-            .await?;
-        if let Some(failure) = failure {
-            return Err(failure);
+        for item in self.inner.client.scan(filter, &names, &values).await? {
+            if self.usage_of(&item).is_some_and(|(_, of)| of == window) {
+                old.push((number_of(&item, "start")?, item));
+            }
         }
         old.sort_by_cached_key(|(start, item)| (*start, Key::of(item).map(|key| (key.pk, key.sk))));
         let mut pruned = 0_usize;
@@ -84,14 +72,8 @@ impl DynamoDb {
             }
         }
         let action = if is_all { Action::Delete(write) } else { Action::Update(write) };
-        let mut retries = self.inner.client.retries();
-        loop {
-            match self.inner.client.transact(std::slice::from_ref(&action)).await {
-                Ok(()) => return Ok(count),
-                Err(RequestError::Condition(_)) => return Ok(0),
-                Err(error) => retries.wait_or_fail(error).await?,
-            }
-        }
+        let is_done = self.inner.client.commit(None, &[action]).await?;
+        Ok(if is_done { count } else { 0 })
     }
 
     /// Deletes up to `max` audit entries, the oldest first, until one is not `is_old`.
@@ -121,14 +103,9 @@ impl DynamoDb {
                 write.set(PRUNED, left);
                 actions.push(Action::Update(write));
             }
-            let mut retries = self.inner.client.retries();
-            while !actions.is_empty() {
-                match self.inner.client.transact(&actions).await {
-                    Ok(()) => break,
-                    // Another process has pruned at least as much.
-                    Err(RequestError::Condition(_)) => return Ok(pruned as u64),
-                    Err(error) => retries.wait_or_fail(error).await?,
-                }
+            // Another process may have pruned at least as much.
+            if !actions.is_empty() && !self.inner.client.commit(None, &actions).await? {
+                return Ok(pruned as u64);
             }
             pruned += removed;
             if is_last {

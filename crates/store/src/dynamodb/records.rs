@@ -12,7 +12,6 @@ use tidegate_core::limit::token::TokenId;
 use super::DynamoDb;
 use super::bucket_view::{number_of, text_of};
 use super::client::{Action, Range};
-use super::errors::RequestError;
 use super::expression::UpdateExpression;
 use super::keys::{GSI1, GSI2, GSI3, Item, Key, PART, PK, SK, padded, scope_order};
 use super::ledger::{EntryPage, PRUNED};
@@ -44,11 +43,6 @@ impl DynamoDb {
         found.map(|item| Ok((number_of(&item, "version")?, number_of(&item, "audited")?))).transpose()
     }
 
-    /// The namespace's version.
-    pub(super) async fn current_version(&self) -> Result<Version, StoreError> {
-        Ok(Version::new(self.header().await?.map_or(0, |(version, _)| version)))
-    }
-
     pub(super) async fn read_all(&self, keys: &[record::Key]) -> Result<Records, StoreError> {
         let at = self.now();
         if keys.is_empty() {
@@ -58,7 +52,7 @@ impl DynamoDb {
         let places: Vec<Option<Key>> = keys.iter().map(|key| self.item_key(key)).collect();
         let header = self.inner.keys.version();
         let mut wanted: Vec<Key> = places.iter().flatten().cloned().collect();
-        wanted.sort_unstable_by(|one, other| (&one.pk, &one.sk).cmp(&(&other.pk, &other.sk)));
+        wanted.sort_unstable();
         wanted.dedup();
         'changed: loop {
             let (mut found, mut seen) = (HashMap::new(), None);
@@ -112,7 +106,8 @@ impl DynamoDb {
             (Kind::Token, Of::Link(hash)) => return self.token_of(hash).await,
             _ => {}
         }
-        let (range, mut after) = self.listing(scan);
+        let range = self.listing(scan);
+        let mut after = name_in_listing(scan).map(|name| format!("{}{name}", range.prefix));
         let sort = range.index.map_or_else(|| SK.to_owned(), |index| format!("{index}SK"));
         let mut found = Vec::new();
         while found.len() < scan.max {
@@ -121,7 +116,8 @@ impl DynamoDb {
             after = items.last().and_then(|item| item.get(&sort)?.as_s().ok().cloned());
             let mut keys = Vec::with_capacity(items.len());
             for item in &items {
-                keys.extend(key_in_listing(scan, text_of(item, &sort)?)?);
+                let place = text_of(item, &sort)?;
+                keys.extend(key_in_listing(scan, place.strip_prefix(&range.prefix).unwrap_or(place))?);
             }
             let places: Vec<Key> = keys.iter().filter_map(|key| self.item_key(key)).collect();
             let stored = self.inner.client.get_all(&places).await?;
@@ -141,36 +137,18 @@ impl DynamoDb {
         Ok(found)
     }
 
-    /// The range that lists the records of a scan, and the sort key to start after.
-    fn listing(&self, scan: &Scan) -> (Range, Option<String>) {
+    /// The range that lists the records of a scan.
+    fn listing(&self, scan: &Scan) -> Range {
         let keys = &self.inner.keys;
-        let after = match &scan.after {
-            Some(record::Key::Policy(scope)) => match (&scan.of, scope) {
-                (Of::All, scope) => Some(scope_order(scope)),
-                (Of::Link(_), Scope::Subject(subject)) => Some(subject.entity.to_string()),
-                (Of::Entity(_), Scope::Subject(subject)) => Some(subject.resource.to_string()),
-                _ => None,
-            },
-            Some(record::Key::Entity(id)) => Some(id.to_string()),
-            Some(record::Key::Token(id)) => Some(id.to_string()),
-            Some(record::Key::Entry(_)) | None => None,
+        let (index, pk, prefix) = match (scan.kind, &scan.of) {
+            (Kind::Policy, Of::Link(resource)) => (Some(GSI3), keys.custom_of(resource), ""),
+            (Kind::Policy, Of::Entity(entity)) => (None, keys.entity_pk(entity), CONFIGS),
+            (Kind::Policy, Of::All) => (Some(GSI2), keys.all("CONFIGS"), ""),
+            (Kind::Entity, Of::Link(parent)) => (Some(GSI1), keys.children_of(parent), CHILD),
+            (Kind::Token, _) => (None, keys.tokens_pk(), TOKENS),
+            _ => (Some(GSI2), keys.all("ENTITIES"), ""),
         };
-        let range = match (scan.kind, &scan.of) {
-            (Kind::Policy, Of::Link(resource)) => {
-                Range::new(Some(GSI3), keys.custom_of(resource), String::new())
-            }
-            (Kind::Policy, Of::Entity(entity)) => {
-                Range::new(None, keys.entity_pk(entity), CONFIGS.to_owned())
-            }
-            (Kind::Policy, Of::All) => Range::new(Some(GSI2), keys.all("CONFIGS"), String::new()),
-            (Kind::Entity, Of::Link(parent)) => {
-                Range::new(Some(GSI1), keys.children_of(parent), CHILD.to_owned())
-            }
-            (Kind::Token, _) => Range::new(None, keys.tokens_pk(), TOKENS.to_owned()),
-            _ => Range::new(Some(GSI2), keys.all("ENTITIES"), String::new()),
-        };
-        let after = after.map(|after| format!("{}{after}", range.prefix));
-        (range, after)
+        Range::new(index, pk, prefix.to_owned())
     }
 
     /// The token whose secret has this hash.
@@ -178,8 +156,7 @@ impl DynamoDb {
         let Some(item) = self.inner.client.get(&self.inner.keys.secret(hash)).await? else {
             return Ok(Vec::new());
         };
-        let id = TokenId::new(text_of(&item, "token")?);
-        let id = id.map_err(|error| StoreError::Corrupt { what: error.to_string() })?;
+        let id = TokenId::new(text_of(&item, "token")?).map_err(|error| corrupt(&error))?;
         let found = self.inner.client.get(&self.inner.keys.token(&id)).await?;
         found.map(|item| read(record::Key::Token(id), &item)).into_iter().collect()
     }
@@ -245,15 +222,7 @@ impl DynamoDb {
             );
             return Err(StoreError::Invalid { what });
         }
-        let token = self.epoch();
-        let mut retries = self.inner.client.retries();
-        loop {
-            match self.inner.client.transact_as(Some(&token), &actions).await {
-                Ok(()) => return Ok(true),
-                Err(RequestError::Condition(_)) => return Ok(false),
-                Err(error) => retries.wait_or_fail(error).await?,
-            }
-        }
+        self.inner.client.commit(Some(&self.inner.epochs.next()), &actions).await
     }
 
     /// Refuses to delete an entity with children, even if the index does not show them yet.
@@ -296,38 +265,35 @@ impl DynamoDb {
         let Some(place) = place else { return Ok(()) };
         let mut write = UpdateExpression::new(place);
         write.set("version", record.version.number());
-        match (&record.key, &record.value) {
-            (record::Key::Entry(number), Value::Entry(entry)) => {
-                write.set("at", entry.at.as_micros());
-                write.set("actor", entry.actor.as_str());
-                write.set("change", crate::codec::change_to_text(&entry.change));
+        if let Value::Entry(entry) = &record.value {
+            write.set("at", entry.at.as_micros());
+            write.set("actor", entry.actor.as_str());
+            write.set("change", crate::codec::change_to_text(&entry.change));
+        } else {
+            write.set("body", record.body());
+        }
+        match &record.key {
+            record::Key::Entry(number) => {
                 write.set("number", *number);
-                write.set("GSI2PK", keys.all("AUDITS"));
-                write.set("GSI2SK", padded(*number));
+                write.set_in_index(GSI2, keys.all("AUDITS"), padded(*number));
             }
-            (record::Key::Policy(scope), _) => {
-                write.set("body", record.body());
-                write.set("GSI2PK", keys.all("CONFIGS"));
-                write.set("GSI2SK", scope_order(scope));
+            record::Key::Policy(scope) => {
+                write.set_in_index(GSI2, keys.all("CONFIGS"), scope_order(scope));
                 if let Scope::Subject(subject) = scope {
-                    write.set("GSI3PK", keys.custom_of(subject.resource.as_str()));
-                    write.set("GSI3SK", subject.entity.as_str());
+                    let pk = keys.custom_of(subject.resource.as_str());
+                    write.set_in_index(GSI3, pk, subject.entity.as_str());
                 }
             }
-            (record::Key::Entity(id), _) => {
-                write.set("body", record.body());
-                write.set("GSI2PK", keys.all("ENTITIES"));
-                write.set("GSI2SK", id.as_str());
+            record::Key::Entity(id) => {
+                write.set_in_index(GSI2, keys.all("ENTITIES"), id.as_str());
                 if let Some(parent) = record.link() {
-                    write.set("GSI1PK", keys.children_of(&parent));
-                    write.set("GSI1SK", format!("{CHILD}{id}"));
+                    write.set_in_index(GSI1, keys.children_of(&parent), format!("{CHILD}{id}"));
                 } else {
                     write.remove("GSI1PK");
                     write.remove("GSI1SK");
                 }
             }
-            (record::Key::Token(id), _) => {
-                write.set("body", record.body());
+            record::Key::Token(id) => {
                 if let Some(hash) = record.link() {
                     let mut secret = UpdateExpression::new(keys.secret(&hash));
                     secret.set("token", id.as_str());
@@ -335,7 +301,6 @@ impl DynamoDb {
                     write.set("hash", hash);
                 }
             }
-            (record::Key::Entry(_), _) => {}
         }
         actions.push(Action::Update(write));
         Ok(())
@@ -345,48 +310,44 @@ impl DynamoDb {
 /// Decodes the record of an item.
 pub(super) fn read(key: record::Key, item: &Item) -> Result<Record, StoreError> {
     let version = Version::new(number_of(item, "version")?);
-    match &key {
-        record::Key::Entry(_) => {
-            let (at, actor) = (number_of::<u64>(item, "at")?, text_of(item, "actor")?);
-            let body = format!("{at}\n{actor}\n{}", text_of(item, "change")?);
-            Record::from_text(key, None, version, &body)
-        }
-        record::Key::Token(_) => {
-            let hash = text_of(item, "hash")?.to_owned();
-            Record::from_text(key, Some(&hash), version, text_of(item, "body")?)
-        }
-        record::Key::Policy(_) | record::Key::Entity(_) => {
-            Record::from_text(key, None, version, text_of(item, "body")?)
-        }
+    if let record::Key::Entry(_) = key {
+        let (at, actor) = (number_of::<u64>(item, "at")?, text_of(item, "actor")?);
+        let body = format!("{at}\n{actor}\n{}", text_of(item, "change")?);
+        return Record::from_text(key, None, version, &body);
+    }
+    let hash = matches!(key, record::Key::Token(_)).then(|| text_of(item, "hash")).transpose()?;
+    Record::from_text(key, hash, version, text_of(item, "body")?)
+}
+
+/// The name in the listing after which a scan begins.
+fn name_in_listing(scan: &Scan) -> Option<String> {
+    match (scan.after.as_ref()?, &scan.of) {
+        (record::Key::Policy(scope), Of::All) => Some(scope_order(scope)),
+        (record::Key::Policy(Scope::Subject(subject)), Of::Link(_)) => Some(subject.entity.to_string()),
+        (record::Key::Policy(Scope::Subject(subject)), Of::Entity(_)) => Some(subject.resource.to_string()),
+        (record::Key::Entity(id), _) => Some(id.to_string()),
+        (record::Key::Token(id), _) => Some(id.to_string()),
+        (record::Key::Policy(_) | record::Key::Entry(_), _) => None,
     }
 }
 
-/// The key of the record with this sort key; `None` if the listing does not include it.
-fn key_in_listing(scan: &Scan, place: &str) -> Result<Option<record::Key>, StoreError> {
-    let entity = |id: &str| {
-        let id = EntityId::stored(id).map_err(|error| StoreError::Corrupt { what: error.to_string() })?;
-        Ok(Some(record::Key::Entity(id)))
-    };
-    match (scan.kind, &scan.of) {
-        (Kind::Policy, Of::All) => Ok(Some(record::Key::Policy(scope_in(place)?))),
-        (Kind::Policy, Of::Link(resource)) => {
-            Ok(Some(record::Key::Policy(Scope::Subject(subject(place, resource)?))))
+/// The key of the record with this name in the listing; `None` if the scan does not include it.
+fn key_in_listing(scan: &Scan, name: &str) -> Result<Option<record::Key>, StoreError> {
+    Ok(Some(match (scan.kind, &scan.of) {
+        (Kind::Policy, Of::All) => record::Key::Policy(scope_in(name)?),
+        (Kind::Policy, Of::Link(resource)) => record::Key::Policy(Scope::Subject(subject(name, resource)?)),
+        // The entity's policy for all resources.
+        (Kind::Policy, Of::Entity(_)) if name == DEFAULT => return Ok(None),
+        (Kind::Policy, Of::Entity(entity)) => {
+            record::Key::Policy(Scope::Subject(subject(entity.as_str(), name)?))
         }
-        (Kind::Policy, Of::Entity(entity)) => match place.strip_prefix(CONFIGS) {
-            // The entity's policy for all resources.
-            Some(DEFAULT) | None => Ok(None),
-            Some(resource) => {
-                Ok(Some(record::Key::Policy(Scope::Subject(subject(entity.as_str(), resource)?))))
-            }
-        },
-        (Kind::Entity, Of::Link(_)) => entity(place.strip_prefix(CHILD).unwrap_or(place)),
-        (Kind::Token, _) => {
-            let id = TokenId::new(place.strip_prefix(TOKENS).unwrap_or(place));
-            let id = id.map_err(|error| StoreError::Corrupt { what: error.to_string() })?;
-            Ok(Some(record::Key::Token(id)))
-        }
-        _ => entity(place),
-    }
+        (Kind::Token, _) => record::Key::Token(TokenId::new(name).map_err(|error| corrupt(&error))?),
+        _ => record::Key::Entity(EntityId::stored(name).map_err(|error| corrupt(&error))?),
+    }))
+}
+
+fn corrupt(error: &dyn std::error::Error) -> StoreError {
+    StoreError::Corrupt { what: error.to_string() }
 }
 
 /// Decodes the scope of a policy from its sort key.

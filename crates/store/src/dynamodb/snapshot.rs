@@ -17,9 +17,7 @@ use super::expression::UpdateExpression;
 use super::keys::{Item, Key};
 use super::lease_item::{LegacyLease, tombstone_in};
 use crate::buckets::{Reading, Readings};
-use crate::engine::StepResult;
 use crate::error::StoreError;
-use crate::store::SweepReport;
 
 /// The item of a level.
 #[derive(Debug, Clone)]
@@ -76,44 +74,6 @@ impl Snapshot {
             && self.tombstone == other.tombstone
     }
 }
-
-/// A result of a step, which may have readings.
-pub(super) trait HasReadings {
-    fn readings(&mut self) -> Option<&mut Readings> {
-        None
-    }
-
-    /// Whether units are not available.
-    fn is_refusal(&self) -> bool {
-        false
-    }
-
-    /// Turns a repeat into a first result, for a call that finds its own write.
-    fn claim(&mut self, _readings: Readings) {}
-}
-
-impl HasReadings for StepResult {
-    fn readings(&mut self) -> Option<&mut Readings> {
-        match self {
-            Self::Granted(moved) | Self::Refused(moved) => Some(&mut moved.readings),
-            Self::Renewed(_) => None,
-        }
-    }
-
-    fn is_refusal(&self) -> bool {
-        matches!(self, Self::Refused(_))
-    }
-
-    fn claim(&mut self, readings: Readings) {
-        if let Self::Granted(moved) = self
-            && moved.is_repeat
-        {
-            (moved.is_repeat, moved.readings) = (false, readings);
-        }
-    }
-}
-
-impl HasReadings for SweepReport {}
 
 /// Replaces readings of the decision by those of the item, because concurrent calls may have changed the
 /// limits.

@@ -4,26 +4,30 @@
 //! The snapshot comes from the cache first, and is corrected by the items that a failed condition returns. A
 //! result without a write, such as a refusal or a repeat, is based on items that were read during the call.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use tidegate_core::limit::cascade::Levels;
-use tidegate_core::limit::lease::{EndRecord, Ending, LeaseId, Record};
+use tidegate_core::limit::lease::{EndRecord, LeaseId, Record};
 use tidegate_core::limit::meter::Meter;
-use tidegate_core::limit::policy::OnExpiry;
+use tidegate_core::limit::name::Subject;
+use tidegate_core::limit::usage::{Usage, Window};
 use tidegate_core::time::Stamp;
 
 use super::DynamoDb;
 use super::bucket_view::BucketView;
 use super::client::Action;
-use super::decide::{Decision, decide};
 use super::errors::RequestError;
 use super::keys::Item;
-use super::lease_marks::OpenMark;
-use super::snapshot::{HasReadings, Snapshot, Tombstone, correct, readings_of};
-use crate::engine::{Change, TakeMode};
+use super::lease_marks::Used;
+use super::snapshot::{Snapshot, Tombstone, correct, readings_of};
+use crate::buckets::{Movement, Readings};
+use crate::engine::{self, Change, StepResult, TakeMode};
 use crate::error::StoreError;
-use crate::shared_engine::{LeaseState, OneLease, StepContext};
+use crate::shared_engine::{self, LeaseState};
+use crate::store::SweepReport;
 
 /// The most open leases of an item.
 pub(super) const OPEN_MAX: usize = 1_000;
@@ -36,82 +40,133 @@ const BYTES_MAX: usize = 200_000;
 /// A step of a lease.
 #[derive(Clone, Copy)]
 pub(super) struct Step<'a> {
-    pub(super) lease: LeaseId,
-    pub(super) levels: &'a Arc<Levels>,
-    /// What it does; `None` if it ends a lease that is past its deadline.
-    pub(super) change: Option<Change<'a>>,
+    pub(super) of: engine::Step<'a>,
+    /// Whether it only ends the lease if that is past its deadline.
+    pub(super) is_expiry: bool,
 }
 
 impl Step<'_> {
     /// Whether a lease begins.
     pub(super) const fn is_draw(&self) -> bool {
-        matches!(self.change, Some(Change::Take(_, TakeMode::Open(_) | TakeMode::Spend) | Change::Set(_)))
+        matches!(self.of.change, Change::Take(_, TakeMode::Open(_) | TakeMode::Spend) | Change::Set(_))
     }
 
     /// The units that must be available.
     pub(super) fn requested(&self) -> Option<&[Option<u64>]> {
-        match self.change {
-            Some(Change::Take(units, _)) => Some(units),
+        match self.of.change {
+            Change::Take(units, _) => Some(units),
             _ => None,
         }
     }
 
     /// Whether the lease may owe more of a limit after the step.
     pub(super) fn may_owe(&self, record: &Record, name: usize) -> bool {
-        match self.change {
-            Some(Change::Shift(deltas)) => deltas[name].is_some_and(|delta| delta > 0),
-            Some(Change::End(Some(actual))) => record.change(name, actual[name]).is_some_and(|more| more > 0),
+        match self.of.change {
+            Change::Shift(deltas) => deltas[name].is_some_and(|delta| delta > 0),
+            Change::End(Some(actual)) => record.change(name, actual[name]).is_some_and(|more| more > 0),
             _ => false,
-        }
-    }
-
-    /// The units of a limit that are counted if the step ends the lease.
-    pub(super) fn used(&self, record: Option<&Record>, how: Ending, name: usize) -> Option<u64> {
-        let held = |record: &Record| record.held().get(name).copied().flatten();
-        match (how, self.change) {
-            (Ending::Expired, _) => {
-                record.filter(|record| record.on_expiry() == OnExpiry::Settle).and_then(held)
-            }
-            (_, Some(Change::End(Some(actual)))) => actual[name].or_else(|| record.and_then(held)),
-            (_, Some(Change::Take(units, TakeMode::Spend))) => units[name],
-            _ => None,
         }
     }
 }
 
 /// The state of a lease before a step.
-pub(super) enum PriorLease {
-    /// It is open, with this mark in its home.
-    Open(OpenMark, Arc<Levels>),
-    Ended(EndRecord),
-    Unknown,
+fn state_of(lease: LeaseId, snapshot: &Snapshot, now: Stamp) -> Result<LeaseState, StoreError> {
+    let home = snapshot.home();
+    if let Some(mark) = home.open.get(&lease) {
+        return Ok(LeaseState::Open(mark.record.clone(), home.levels_of(mark)?));
+    }
+    Ok(match (home.end_of(lease, now), snapshot.tombstone) {
+        (Some(mark), _) => LeaseState::Ended(mark.ended),
+        (None, Tombstone::Ended(ended)) => LeaseState::Ended(ended),
+        (None, _) => LeaseState::Unknown,
+    })
 }
 
-impl PriorLease {
-    fn of(lease: LeaseId, snapshot: &Snapshot, now: Stamp) -> Result<Self, StoreError> {
-        let home = snapshot.home();
-        if let Some(mark) = home.open.get(&lease) {
-            return Ok(Self::Open(mark.clone(), home.levels_of(mark)?));
-        }
-        Ok(match (home.end_of(lease, now), snapshot.tombstone) {
-            (Some(mark), _) => Self::Ended(mark.ended),
-            (None, Tombstone::Ended(ended)) => Self::Ended(ended),
-            (None, _) => Self::Unknown,
-        })
+/// The result of a decision.
+pub(super) struct Decision {
+    pub(super) answer: Result<StepResult, StoreError>,
+    /// The limits of each level after it, by row.
+    pub(super) meters: Vec<BTreeMap<String, Meter>>,
+    pub(super) before: LeaseState,
+    after: LeaseState,
+    /// The usage to count.
+    usage: Vec<Usage>,
+}
+
+impl Decision {
+    /// The lease before the step, if it is open.
+    pub(super) const fn record_before(&self) -> Option<&Record> {
+        open_record(&self.before)
     }
 
-    fn state(&self) -> LeaseState {
-        match self {
-            Self::Open(mark, levels) => LeaseState::Open(mark.record.clone(), Arc::clone(levels)),
-            Self::Ended(ended) => LeaseState::Ended(*ended),
-            Self::Unknown => LeaseState::Unknown,
+    /// The lease after the step, if it is open.
+    pub(super) const fn record(&self) -> Option<&Record> {
+        open_record(&self.after)
+    }
+
+    /// The levels that the lease draws from: an open one is changed by the rules that it drew by.
+    pub(super) const fn levels<'a>(&'a self, step: &Step<'a>) -> &'a Arc<Levels> {
+        match &self.before {
+            LeaseState::Open(_, levels) => levels,
+            LeaseState::Unknown | LeaseState::Ended(_) => step.of.levels,
         }
     }
+
+    /// How the lease has ended after the step, if it has.
+    pub(super) const fn end(&self) -> Option<EndRecord> {
+        match self.after {
+            LeaseState::Ended(ended) => Some(ended),
+            LeaseState::Unknown | LeaseState::Open(..) => None,
+        }
+    }
+
+    /// The units to count for a subject.
+    pub(super) fn used(&self, subject: &Subject) -> Used {
+        let of_subject = |line: &&Usage| line.window == Window::Hour && line.subject == *subject;
+        let lines = self.usage.iter().filter(of_subject);
+        lines.map(|line| (line.limit.clone(), line.tally.units)).collect()
+    }
+
+    /// Whether the step changes the lease.
+    pub(super) fn is_changed(&self) -> bool {
+        self.before != self.after
+    }
+
+    /// Whether nothing needs to be written.
+    pub(super) fn is_nothing(&self, views: &[&BucketView]) -> bool {
+        !self.is_changed() && views.iter().zip(&self.meters).all(|(view, after)| view.meters == *after)
+    }
+}
+
+const fn open_record(state: &LeaseState) -> Option<&Record> {
+    match state {
+        LeaseState::Open(record, _) => Some(record),
+        LeaseState::Unknown | LeaseState::Ended(_) => None,
+    }
+}
+
+/// Decides a step on these buckets. An expiry that changes nothing is a repeat.
+fn decide(views: &[&BucketView], step: &Step<'_>, before: LeaseState, now: Stamp) -> Decision {
+    let buckets: Vec<Vec<Meter>> = views.iter().map(|view| view.meters.values().cloned().collect()).collect();
+    let (answer, after, buckets, usage) = if step.is_expiry {
+        let decision = shared_engine::expire(step.of.lease, before.clone(), &buckets, now);
+        let moved = |swept| {
+            let is_repeat = swept == SweepReport::default();
+            StepResult::Granted(Movement { at: now, is_repeat, readings: Readings::new() })
+        };
+        (decision.answer.map(moved), decision.lease, decision.buckets, decision.usage)
+    } else {
+        let decision = shared_engine::decide(&step.of, before.clone(), &buckets, now, Duration::ZERO);
+        (decision.answer, decision.lease, decision.buckets, decision.usage)
+    };
+    let by_row =
+        |meters: Vec<Meter>| meters.into_iter().map(|meter| (meter.rule().row().to_owned(), meter)).collect();
+    Decision { answer, meters: buckets.into_iter().map(by_row).collect(), before, after, usage }
 }
 
 /// What a call does next.
-enum Next<T> {
-    Return(Result<T, StoreError>),
+enum Next {
+    Return(Result<StepResult, StoreError>),
     /// Reads the items and decides again.
     Read,
     /// Reads the lease again before the call reports that it has not drawn. The engine reads one item after
@@ -120,17 +175,13 @@ enum Next<T> {
     Confirm,
     /// Counts the marks of the home and decides again.
     Count,
-    Write(Box<(Decision<T>, PriorLease)>),
+    Write(Box<Decision>),
 }
 
 impl DynamoDb {
     /// Runs a step.
-    pub(super) async fn step<T: HasReadings>(
-        &self,
-        step: &Step<'_>,
-        op: impl Fn(&mut StepContext<'_, OneLease>) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
-        let Step { lease, levels, .. } = *step;
+    pub(super) async fn step(&self, step: &Step<'_>) -> Result<StepResult, StoreError> {
+        let engine::Step { lease, levels, .. } = step.of;
         let mut retries = self.inner.client.retries();
         // Whether a write of this call may have been applied although its response was lost.
         let mut is_unsure = false;
@@ -141,9 +192,9 @@ impl DynamoDb {
         };
         loop {
             let now = self.now();
-            let (decision, known) = match self.next(step, &snapshot, now, is_unsure, &op)? {
+            let decision = match self.next(step, &snapshot, now, is_unsure)? {
                 Next::Return(answer) => return answer,
-                Next::Write(write) => *write,
+                Next::Write(decision) => *decision,
                 Next::Confirm => {
                     let again = self.read_items(levels, lease, now).await?;
                     if again.agree_on(lease, &snapshot) {
@@ -166,7 +217,7 @@ impl DynamoDb {
                     continue;
                 }
             };
-            let (actions, numbers) = self.writes(step, &snapshot, &decision, &known, now);
+            let (actions, numbers) = self.writes(step, &snapshot, &decision, now);
             if actions.is_empty() {
                 return decision.answer;
             }
@@ -199,31 +250,30 @@ impl DynamoDb {
     }
 
     /// The next action of a call, by its snapshot.
-    fn next<T: HasReadings>(
+    fn next(
         &self,
         step: &Step<'_>,
         snapshot: &Snapshot,
         now: Stamp,
         is_unsure: bool,
-        op: impl Fn(&mut StepContext<'_, OneLease>) -> Result<T, StoreError>,
-    ) -> Result<Next<T>, StoreError> {
-        let (lease, home, is_fresh) = (step.lease, snapshot.home(), snapshot.is_fresh());
+    ) -> Result<Next, StoreError> {
+        let (lease, home, is_fresh) = (step.of.lease, snapshot.home(), snapshot.is_fresh());
         if home.ended.contains_key(&lease) && home.end_of(lease, now).is_none() {
             // Its mark exists only to be counted.
             return Ok(Next::Count);
         }
-        let known = match PriorLease::of(lease, snapshot, now) {
+        let before = match state_of(lease, snapshot, now) {
             Err(_) if !is_fresh => return Ok(Next::Read),
-            known => known?,
+            before => before?,
         };
-        let is_unknown = matches!(known, PriorLease::Unknown);
+        let is_unknown = before == LeaseState::Unknown;
         let is_late = is_unknown && home.is_late(lease);
         if is_late && snapshot.tombstone == Tombstone::Unread {
             return Ok(Next::Read);
         }
-        let decision = decide(&snapshot.views(), step.levels, (lease, known.state()), now, op);
+        let decision = decide(&snapshot.views(), step, before, now);
         let is_changed = decision.is_changed();
-        let is_refusal = decision.answer.as_ref().is_ok_and(HasReadings::is_refusal);
+        let is_refusal = matches!(decision.answer, Ok(StepResult::Refused(_)));
         let is_nothing = decision.is_nothing(&snapshot.views()) || (decision.answer.is_err() && !is_changed);
         if !is_fresh {
             if is_refusal && !is_unsure && self.may_refuse(step, snapshot, &decision) {
@@ -251,54 +301,59 @@ impl DynamoDb {
                 return Ok(if is_fresh { Next::Return(Err(full(is_large))) } else { Next::Read });
             }
         }
-        Ok(Next::Write(Box::new((decision, known))))
+        Ok(Next::Write(Box::new(decision)))
     }
 
     /// Whether the cache may refuse a draw: all items were read a moment ago, the rules are those of the
     /// draw, and no earlier call of this process may have drawn the lease.
-    fn may_refuse<T>(&self, step: &Step<'_>, snapshot: &Snapshot, decision: &Decision<T>) -> bool {
-        let span = self.inner.rejected_for;
-        let levels = step.levels.levels().iter();
+    fn may_refuse(&self, step: &Step<'_>, snapshot: &Snapshot, decision: &Decision) -> bool {
+        let span = self.inner.options.rejected_for;
+        let levels = step.of.levels.levels().iter();
         step.is_draw()
-            && self.inner.cache.home(step.lease).is_none()
+            && self.inner.cache.home(step.of.lease).is_none()
             && levels.zip(snapshot.views()).zip(&decision.meters).all(|((level, view), after)| {
                 view.meters == *after && self.inner.cache.was_read_within(&level.subject, span)
             })
     }
 
     /// The result of a step that writes nothing. A draw that finds its own write is not a repeat.
-    fn answer<T: HasReadings>(
+    fn answer(
         &self,
         step: &Step<'_>,
         snapshot: &Snapshot,
-        mut decision: Decision<T>,
+        mut decision: Decision,
         is_unsure: bool,
-    ) -> Result<T, StoreError> {
+    ) -> Result<StepResult, StoreError> {
         let Some(units) = step.requested().filter(|_| step.is_draw()) else { return decision.answer };
+        let engine::Step { lease, levels, .. } = step.of;
         if decision.record().is_some() {
-            self.inner.cache.remember_home(step.lease, step.levels.subject());
+            self.inner.cache.remember_home(lease, levels.subject());
         }
         let is_own = |record: &Record| record.step() == 0 && record.held() == units;
-        if let (true, Ok(answer)) = (is_unsure && decision.record().is_none_or(is_own), &mut decision.answer)
+        if is_unsure
+            && decision.record().is_none_or(is_own)
+            && let Ok(StepResult::Granted(moved)) = &mut decision.answer
+            && moved.is_repeat
         {
-            answer.claim(readings_of(step.levels, snapshot, units));
+            (moved.is_repeat, moved.readings) = (false, readings_of(levels, snapshot, units));
         }
         decision.answer
     }
 
     /// The result of a step that was written, with the current limits if the engine returned them.
-    fn finish_step<T: HasReadings>(
+    fn finish_step(
         &self,
         step: &Step<'_>,
         snapshot: &Snapshot,
         (actions, numbers): (&[Action], &[Option<usize>]),
-        mut decision: Decision<T>,
+        mut decision: Decision,
         set: Option<&Item>,
-    ) -> Result<T, StoreError> {
+    ) -> Result<StepResult, StoreError> {
         let cache = &self.inner.cache;
+        let engine::Step { lease, levels, .. } = step.of;
         for (action, number) in actions.iter().zip(numbers) {
             let (Action::Update(write), Some(number)) = (action, *number) else { continue };
-            let (subject, seen) = (&step.levels.levels()[number].subject, &snapshot.levels[number].view);
+            let (subject, seen) = (&levels.levels()[number].subject, &snapshot.levels[number].view);
             let newest = cache.view(subject).filter(|view| view.rules == seen.rules);
             let mut view = BucketView::clone(newest.as_ref().unwrap_or(seen));
             let (opens, ends) = (view.open.len(), view.ended.len());
@@ -306,7 +361,7 @@ impl DynamoDb {
             view.revision += 1;
             view.meters.clone_from(&decision.meters[number]);
             if number == 0 && decision.end().is_some() {
-                view.open.remove(&step.lease);
+                view.open.remove(&lease);
             }
             if view.absorb(set.unwrap_or(&write.set_values())).is_err() {
                 // The step was applied; the next one reads the item.
@@ -316,10 +371,8 @@ impl DynamoDb {
             if set.is_none() {
                 view.opens += difference(opens, view.open.len());
                 view.ends += difference(ends, view.ended.len());
-            } else if let Ok(answer) = &mut decision.answer
-                && let Some(readings) = answer.readings()
-            {
-                correct(readings, step.levels, number, &view.meters);
+            } else if let Ok(StepResult::Granted(moved) | StepResult::Refused(moved)) = &mut decision.answer {
+                correct(&mut moved.readings, levels, number, &view.meters);
             }
             cache.update_view(subject, &Arc::new(view));
             let after = &decision.meters[number];
@@ -331,9 +384,9 @@ impl DynamoDb {
             }
         }
         if step.is_draw() && decision.is_changed() {
-            cache.remember_home(step.lease, step.levels.subject());
+            cache.remember_home(lease, levels.subject());
         }
-        self.count_if_many(step.levels.subject());
+        self.count_if_many(levels.subject());
         decision.answer
     }
 }

@@ -20,6 +20,7 @@ use super::keys::{DUE_PARTS, GSI1, Item, Key, padded};
 use super::lease_item::LegacyLease;
 use super::lease_marks::open_name;
 use super::step::Step;
+use crate::engine::{self, Change};
 use crate::error::StoreError;
 use crate::store::SweepReport;
 
@@ -61,7 +62,7 @@ impl DynamoDb {
                 }
             }
         }
-        if let Some(before) = self.inner.retention.audit_before(self.now()) {
+        if let Some(before) = self.inner.options.retention.audit_before(self.now()) {
             let is_old = |item: &Item| Ok(number_of::<u64>(item, "at")? < before.as_micros());
             self.prune_audit(AUDIT_ENTRIES_MAX, is_old).await?;
         }
@@ -75,10 +76,12 @@ impl DynamoDb {
         }
         let Some(lease) = self.inner.keys.lease_of(key) else { return Ok(()) };
         let Some(item) = self.inner.client.get(key).await? else { return Ok(()) };
-        match LegacyLease::read(&item)?.filter(|old| old.is_due(self.now())) {
-            Some(old) => self.expire(lease, &old.levels, swept).await,
-            None => Ok(()),
+        if let Some(old) = LegacyLease::read(&item)?.filter(|old| old.is_due(self.now()))
+            && self.expire(lease, &old.levels).await?
+        {
+            swept.ended(old.on_expiry());
         }
+        Ok(())
     }
 
     async fn clean_bucket(
@@ -95,35 +98,21 @@ impl DynamoDb {
             if ended(*swept) >= max {
                 return Ok(());
             }
-            self.expire(*lease, &seen.levels_of(mark)?, swept).await?;
+            if self.expire(*lease, &seen.levels_of(mark)?).await? {
+                swept.ended(mark.record.on_expiry());
+            }
         }
         self.reschedule(subject).await
     }
 
-    /// Ends a lease that is past its deadline, unless another process has.
-    pub(super) async fn expire(
-        &self,
-        lease: LeaseId,
-        levels: &Arc<Levels>,
-        swept: &mut SweepReport,
-    ) -> Result<(), StoreError> {
+    /// Ends a lease that is past its deadline. Returns whether it has: not if another process has, or has
+    /// renewed it.
+    pub(super) async fn expire(&self, lease: LeaseId, levels: &Arc<Levels>) -> Result<bool, StoreError> {
         let _guard = self.inner.group_lock.enter(levels, Group::Returners).await;
-        let step = Step { lease, levels, change: None };
-        let expired = self.step(&step, |context| {
-            let is_due = match crate::shared_engine::LeaseTable::find(context.leases, lease) {
-                crate::shared_engine::KnownLease::Open(open) => open.record.is_due(context.now),
-                crate::shared_engine::KnownLease::Ended(_) | crate::shared_engine::KnownLease::Unknown => {
-                    false
-                }
-            };
-            if is_due { context.expire(lease) } else { Ok(SweepReport::default()) }
-        });
-        match expired.await {
-            Ok(one) => {
-                swept.add(one);
-                Ok(())
-            }
-            Err(StoreError::Ended { .. } | StoreError::NoLease { .. }) => Ok(()),
+        let of = engine::Step { lease, number: 0, levels, change: Change::End(None), is_watched: false };
+        match self.step(&Step { of, is_expiry: true }).await {
+            Ok(done) => Ok(!done.moved().is_repeat),
+            Err(StoreError::Ended { .. } | StoreError::NoLease { .. }) => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -147,7 +136,10 @@ impl DynamoDb {
         let (old, open): (Vec<_>, Vec<_>) =
             seen.open.iter().partition(|(_, mark)| mark.level > 0 && mark.record.is_due(now));
         let obsolete = seen.obsolete.iter().take(REMOVED_MAX).cloned();
-        for name in old.iter().map(|(lease, _)| open_name(**lease)).chain(obsolete) {
+        // Levels that no lease refers to.
+        let unused = seen.levels.keys().filter(|name| open.iter().all(|(_, mark)| mark.levels != **name));
+        let unused = unused.map(|name| format!("l:{name}"));
+        for name in old.iter().map(|(lease, _)| open_name(**lease)).chain(unused).chain(obsolete) {
             write.remove(&name);
         }
         // Corrects the counters.

@@ -1,17 +1,16 @@
 //! The table: creation, completion, inspection, deletion, and a `CloudFormation` template.
 
-use std::fmt::Write as _;
 use std::time::Duration;
 
-use aws_sdk_dynamodb::error::{BuildError, ProvideErrorMetadata};
+use aws_sdk_dynamodb::error::ProvideErrorMetadata;
 use aws_sdk_dynamodb::types::{
     AttributeDefinition, BillingMode, CreateGlobalSecondaryIndexAction, GlobalSecondaryIndex,
     GlobalSecondaryIndexDescription, GlobalSecondaryIndexUpdate, IndexStatus, KeySchemaElement, KeyType,
-    Projection, ProjectionType, ScalarAttributeType, TableDescription, TableStatus, TimeToLiveDescription,
-    TimeToLiveSpecification, TimeToLiveStatus,
+    Projection, ProjectionType, ScalarAttributeType, TableDescription, TableStatus, TimeToLiveSpecification,
+    TimeToLiveStatus,
 };
 
-use super::client::TableClient;
+use super::client::{TableClient, invalid};
 use super::errors::RequestError;
 use super::keys::{GSI1, GSI2, GSI3, PK, SK, TTL};
 use crate::error::StoreError;
@@ -20,6 +19,8 @@ use crate::lifecycle::Part;
 /// The indexes, which project keys only: items found by them are read from the table. No index has an
 /// attribute that every draw changes, so draws never write to a partition that all draws of a resource share.
 const INDEXES: [&str; 3] = [GSI1, GSI2, GSI3];
+/// The prefix of the table's own keys, in place of the name of an index.
+const TABLE: &str = "";
 /// The polling interval while a table is being created.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// The most polls.
@@ -51,9 +52,7 @@ pub(super) async fn inspect(client: &TableClient) -> Result<Option<TableInfo>, S
             missing.push(Part::new("index", index));
         }
     }
-    let expiry = client.sdk.describe_time_to_live().table_name(&client.table).send().await;
-    let expiry = expiry.map_err(|error| client.context.request_error(error).into_error())?;
-    let attribute = expires_by(expiry.time_to_live_description());
+    let attribute = expires_by(client).await?;
     if attribute.as_deref() != Some(TTL) {
         missing.push(Part::new("expiry", TTL));
     }
@@ -66,12 +65,11 @@ pub(super) async fn inspect(client: &TableClient) -> Result<Option<TableInfo>, S
 
 /// Checks the names and types of the keys, of the table and of each index that it has.
 fn check_shape(client: &TableClient, table: &TableDescription) -> Result<(), StoreError> {
-    check_keys(client, table, "its keys", table.key_schema(), [PK, SK])?;
+    check_keys(client, table, "its keys", table.key_schema(), keys_of(TABLE))?;
     for index in INDEXES {
         if let Some(found) = index_in(table, index) {
-            let ours = [format!("{index}PK"), format!("{index}SK")];
             let what = format!("the keys of its index {index}");
-            check_keys(client, table, &what, found.key_schema(), [&ours[0], &ours[1]])?;
+            check_keys(client, table, &what, found.key_schema(), keys_of(index))?;
         }
     }
     Ok(())
@@ -82,7 +80,7 @@ fn check_keys(
     table: &TableDescription,
     what: &str,
     found: &[KeySchemaElement],
-    expected: [&str; 2],
+    expected: [String; 2],
 ) -> Result<(), StoreError> {
     let type_of = |name: &str| {
         let mut types = table.attribute_definitions().iter();
@@ -109,13 +107,8 @@ fn index_in<'a>(table: &'a TableDescription, name: &str) -> Option<&'a GlobalSec
 
 /// Whether the table holds no item.
 pub(super) async fn is_empty(client: &TableClient) -> Result<bool, StoreError> {
-    let mut retries = client.retries();
-    loop {
-        match client.sdk.scan().table_name(&client.table).limit(1).consistent_read(true).send().await {
-            Ok(answer) => return Ok(answer.items().is_empty()),
-            Err(error) => retries.wait_or_fail(client.context.request_error(error)).await?,
-        }
-    }
+    let call = client.sdk.scan().table_name(&client.table).limit(1).consistent_read(true);
+    Ok(client.retry(|| call.clone().send()).await?.items().is_empty())
 }
 
 /// Creates the table with its indexes, and waits until it is active. Returns whether it is new.
@@ -125,18 +118,16 @@ pub(super) async fn create(client: &TableClient) -> Result<bool, StoreError> {
     for name in attributes() {
         call = call.attribute_definitions(definition(&name)?);
     }
-    for element in key_schema(PK, SK)? {
-        call = call.key_schema(element);
-    }
+    call = call.set_key_schema(Some(key_schema(TABLE)?));
     for index in INDEXES {
-        let (schema, projection) = index_of(index)?;
+        let schema = key_schema(index)?;
         let index = GlobalSecondaryIndex::builder().index_name(index).set_key_schema(Some(schema));
-        call = call.global_secondary_indexes(index.projection(projection).build().map_err(invalid)?);
+        call = call.global_secondary_indexes(index.projection(keys_only()).build().map_err(invalid)?);
     }
     let is_new = match call.send().await {
         Ok(_) => true,
         Err(error) if error.code() == Some("ResourceInUseException") => false,
-        Err(error) => return Err(client.context.request_error(error).into_error()),
+        Err(error) => return Err(client.context.store_error(error)),
     };
     wait(client).await?;
     Ok(is_new)
@@ -147,16 +138,16 @@ pub(super) async fn add(client: &TableClient, part: &Part) -> Result<(), StoreEr
     if part.kind == "expiry" {
         return enable_expiry(client).await;
     }
-    let (schema, projection) = index_of(&part.name)?;
     let index = CreateGlobalSecondaryIndexAction::builder().index_name(&part.name);
-    let index = index.set_key_schema(Some(schema)).projection(projection).build().map_err(invalid)?;
+    let index = index.set_key_schema(Some(key_schema(&part.name)?)).projection(keys_only());
+    let index = index.build().map_err(invalid)?;
     let mut call = client.sdk.update_table().table_name(&client.table);
-    for name in [format!("{}PK", part.name), format!("{}SK", part.name)] {
+    for name in keys_of(&part.name) {
         call = call.attribute_definitions(definition(&name)?);
     }
     let update = GlobalSecondaryIndexUpdate::builder().create(index).build();
     let call = call.global_secondary_index_updates(update).send();
-    call.await.map_err(|error| client.context.request_error(error).into_error())?;
+    call.await.map_err(|error| client.context.store_error(error))?;
     wait(client).await
 }
 
@@ -168,9 +159,7 @@ async fn enable_expiry(client: &TableClient) -> Result<(), StoreError> {
     match call.send().await {
         Ok(_) => Ok(()),
         Err(error) if error.code() == Some("ValidationException") => {
-            let found = client.sdk.describe_time_to_live().table_name(&client.table).send().await;
-            let found = found.map_err(|error| client.context.request_error(error).into_error())?;
-            match expires_by(found.time_to_live_description()) {
+            match expires_by(client).await? {
                 // It is enabled already.
                 Some(attribute) if attribute == TTL => Ok(()),
                 Some(attribute) => {
@@ -180,19 +169,22 @@ async fn enable_expiry(client: &TableClient) -> Result<(), StoreError> {
                     );
                     Err(StoreError::Invalid { what })
                 }
-                None => Err(client.context.request_error(error).into_error()),
+                None => Err(client.context.store_error(error)),
             }
         }
-        Err(error) => Err(client.context.request_error(error).into_error()),
+        Err(error) => Err(client.context.store_error(error)),
     }
 }
 
 /// The attribute that items expire by, if they do.
-fn expires_by(found: Option<&TimeToLiveDescription>) -> Option<String> {
+async fn expires_by(client: &TableClient) -> Result<Option<String>, StoreError> {
+    let found = client.sdk.describe_time_to_live().table_name(&client.table).send().await;
+    let found = found.map_err(|error| client.context.store_error(error))?;
     let is_on =
         |status: &TimeToLiveStatus| matches!(status, TimeToLiveStatus::Enabled | TimeToLiveStatus::Enabling);
-    let found = found.filter(|found| found.time_to_live_status().is_some_and(is_on))?;
-    found.attribute_name().map(str::to_owned)
+    let expiry =
+        found.time_to_live_description.filter(|found| found.time_to_live_status().is_some_and(is_on));
+    Ok(expiry.and_then(|expiry| expiry.attribute_name))
 }
 
 /// Deletes the table. Returns whether it existed.
@@ -200,7 +192,7 @@ pub(super) async fn remove(client: &TableClient) -> Result<bool, StoreError> {
     match client.sdk.delete_table().table_name(&client.table).send().await {
         Ok(_) => {}
         Err(error) if error.code() == Some("ResourceNotFoundException") => return Ok(false),
-        Err(error) => return Err(client.context.request_error(error).into_error()),
+        Err(error) => return Err(client.context.store_error(error)),
     }
     for _ in 0..POLLS_MAX {
         if describe(client).await?.is_none() {
@@ -211,70 +203,19 @@ pub(super) async fn remove(client: &TableClient) -> Result<bool, StoreError> {
     Err(StoreError::unavailable(format!("`{}` still exists after {POLLS_MAX} checks", client.context.place)))
 }
 
-/// The actions that a program needs on the table and its indexes.
-const RIGHTS: [&str; 8] = [
-    "BatchGetItem",
-    "ConditionCheckItem",
-    "DeleteItem",
-    "DescribeTable",
-    "GetItem",
-    "Query",
-    "Scan",
-    "UpdateItem",
-];
-
 /// A `CloudFormation` template of the table and of a policy for its users, in YAML.
 pub(super) fn template(table: &str) -> String {
-    let mut text = String::from(
-        "AWSTemplateFormatVersion: \"2010-09-09\"\nDescription: A table for tidegate\nResources:\n  Limits:\n    \
-         Type: AWS::DynamoDB::Table\n    DeletionPolicy: Retain\n    UpdateReplacePolicy: Retain\n    Properties:\n",
-    );
-    let mut line = |indent: usize, line: &str| {
-        // Writing to a string cannot fail.
-        let _ = writeln!(text, "{:indent$}{line}", "");
-    };
-    line(6, &format!("TableName: {}", quoted(table)));
-    line(6, "BillingMode: PAY_PER_REQUEST");
-    line(6, "PointInTimeRecoverySpecification: {PointInTimeRecoveryEnabled: true}");
-    line(6, &format!("TimeToLiveSpecification: {{AttributeName: {TTL}, Enabled: true}}"));
-    line(6, "AttributeDefinitions:");
-    for name in attributes() {
-        line(8, &format!("- {{AttributeName: {name}, AttributeType: S}}"));
-    }
-    line(6, "KeySchema:");
-    line(8, &format!("- {{AttributeName: {PK}, KeyType: HASH}}"));
-    line(8, &format!("- {{AttributeName: {SK}, KeyType: RANGE}}"));
-    line(6, "GlobalSecondaryIndexes:");
-    for index in INDEXES {
-        line(8, &format!("- IndexName: {index}"));
-        line(10, "Projection: {ProjectionType: KEYS_ONLY}");
-        line(10, "KeySchema:");
-        line(12, &format!("- {{AttributeName: {index}PK, KeyType: HASH}}"));
-        line(12, &format!("- {{AttributeName: {index}SK, KeyType: RANGE}}"));
-    }
-    line(2, "Access:");
-    line(4, "Type: AWS::IAM::ManagedPolicy");
-    line(4, "Properties:");
-    line(6, "Description: What a program that uses the table may do");
-    line(6, "PolicyDocument:");
-    line(8, "Version: \"2012-10-17\"");
-    line(8, "Statement:");
-    line(10, "- Effect: Allow");
-    line(12, "Action:");
-    for right in RIGHTS {
-        line(14, &format!("- dynamodb:{right}"));
-    }
-    line(12, "Resource: [!GetAtt Limits.Arn, !Sub \"${Limits.Arn}/index/*\"]");
-    text.push_str("Outputs:\n  Table: {Value: !Ref Limits}\n  Access: {Value: !Ref Access}\n");
-    text
+    include_str!("template.yaml").replace("TABLE", &quoted(table))
 }
 
-/// The attributes of keys.
-fn attributes() -> Vec<String> {
-    let own = [PK.to_owned(), SK.to_owned()];
-    own.into_iter()
-        .chain(INDEXES.iter().flat_map(|index| [format!("{index}PK"), format!("{index}SK")]))
-        .collect()
+/// The attributes of the keys of an index, or of the table.
+fn keys_of(index: &str) -> [String; 2] {
+    [format!("{index}{PK}"), format!("{index}{SK}")]
+}
+
+/// The attributes of all keys.
+fn attributes() -> impl Iterator<Item = String> {
+    std::iter::once(TABLE).chain(INDEXES).flat_map(keys_of)
 }
 
 fn definition(name: &str) -> Result<AttributeDefinition, StoreError> {
@@ -282,19 +223,16 @@ fn definition(name: &str) -> Result<AttributeDefinition, StoreError> {
     definition.attribute_type(ScalarAttributeType::S).build().map_err(invalid)
 }
 
-fn key_schema(pk: &str, sk: &str) -> Result<Vec<KeySchemaElement>, StoreError> {
-    let element = |name: &str, kind| KeySchemaElement::builder().attribute_name(name).key_type(kind).build();
-    Ok(vec![element(pk, KeyType::Hash).map_err(invalid)?, element(sk, KeyType::Range).map_err(invalid)?])
+fn key_schema(index: &str) -> Result<Vec<KeySchemaElement>, StoreError> {
+    let keys = keys_of(index).into_iter().zip([KeyType::Hash, KeyType::Range]);
+    let element = |(name, kind)| {
+        KeySchemaElement::builder().attribute_name(name).key_type(kind).build().map_err(invalid)
+    };
+    keys.map(element).collect()
 }
 
-fn index_of(name: &str) -> Result<(Vec<KeySchemaElement>, Projection), StoreError> {
-    let schema = key_schema(&format!("{name}PK"), &format!("{name}SK"))?;
-    Ok((schema, Projection::builder().projection_type(ProjectionType::KeysOnly).build()))
-}
-
-#[expect(clippy::needless_pass_by_value, reason = "as `map_err` hands it on")]
-fn invalid(error: BuildError) -> StoreError {
-    StoreError::Invalid { what: error.to_string() }
+fn keys_only() -> Projection {
+    Projection::builder().projection_type(ProjectionType::KeysOnly).build()
 }
 
 /// The tables of the account whose names begin with that of the client, by name.
@@ -302,7 +240,7 @@ pub(super) async fn names(client: &TableClient) -> Result<Vec<String>, StoreErro
     let (mut names, mut last) = (Vec::new(), None);
     loop {
         let page = client.sdk.list_tables().set_exclusive_start_table_name(last).send().await;
-        let page = page.map_err(|error| client.context.request_error(error).into_error())?;
+        let page = page.map_err(|error| client.context.store_error(error))?;
         names.extend(page.table_names().iter().filter(|name| name.starts_with(&client.table)).cloned());
         last = page.last_evaluated_table_name;
         if last.is_none() {
@@ -316,7 +254,7 @@ pub(super) async fn describe(client: &TableClient) -> Result<Option<TableDescrip
     match client.sdk.describe_table().table_name(&client.table).send().await {
         Ok(found) => Ok(found.table),
         Err(error) if error.code() == Some("ResourceNotFoundException") => Ok(None),
-        Err(error) => Err(client.context.request_error(error).into_error()),
+        Err(error) => Err(client.context.store_error(error)),
     }
 }
 
@@ -356,7 +294,11 @@ mod tests {
     fn template_has_a_policy_for_programs() {
         let template = template("limits");
         assert!(template.contains("Type: AWS::IAM::ManagedPolicy"));
-        for right in RIGHTS {
+        // The actions of the SDK that `client.rs` sends, and of the parts of its transactions.
+        for right in ["BatchGetItem", "ConditionCheckItem", "DeleteItem", "DescribeTable", "GetItem"] {
+            assert!(template.contains(&format!("              - dynamodb:{right}\n")), "{right}");
+        }
+        for right in ["Query", "Scan", "UpdateItem"] {
             assert!(template.contains(&format!("              - dynamodb:{right}\n")), "{right}");
         }
         assert!(template.contains(r#"Resource: [!GetAtt Limits.Arn, !Sub "${Limits.Arn}/index/*"]"#));
@@ -368,7 +310,10 @@ mod tests {
         assert!(template.contains("TableName: \"limits\""));
         assert_eq!(template.matches("IndexName: GSI").count(), 3);
         assert_eq!(template.matches("KEYS_ONLY").count(), 3);
-        assert_eq!(template.matches("AttributeType: S").count(), 8);
+        assert_eq!(template.matches("AttributeType: S").count(), attributes().count());
+        for name in attributes() {
+            assert!(template.contains(&format!("- {{AttributeName: {name}, KeyType: ")), "{name}");
+        }
         assert!(template.contains("AttributeName: ttl, Enabled: true"));
         assert!(!template.contains("Stream"), "nothing reads a stream");
     }

@@ -9,20 +9,19 @@ use super::DynamoDb;
 use super::bucket_update::{self, UpdateContext};
 use super::bucket_view::{BucketView, ENDS, HORIZON, OPENS};
 use super::client::Action;
-use super::decide::Decision;
 use super::expression::UpdateExpression;
-use super::lease_marks::{EndMark, OpenMark, end_name, open_name, used_at};
+use super::lease_marks::{EndMark, OpenMark, end_name, open_name};
 use super::snapshot::{Snapshot, write_of};
-use super::step::{ENDED_MAX, OPEN_MAX, PriorLease, Step};
+use super::step::{Decision, ENDED_MAX, OPEN_MAX, Step};
+use crate::shared_engine::LeaseState;
 
 impl DynamoDb {
     /// The writes of a step, and the level of each. A step that is refused writes newer rules only.
-    pub(super) fn writes<T>(
+    pub(super) fn writes(
         &self,
         step: &Step<'_>,
         snapshot: &Snapshot,
-        decision: &Decision<T>,
-        known: &PriorLease,
+        decision: &Decision,
         now: Stamp,
     ) -> (Vec<Action>, Vec<Option<usize>>) {
         let is_changed = decision.is_changed();
@@ -30,14 +29,10 @@ impl DynamoDb {
         let requested = step.requested().filter(|_| is_changed && !is_expired);
         let until = decision.record().map_or(now + REMEMBERED, Record::deadline);
         let (mut actions, mut numbers) = (Vec::new(), Vec::new());
-        // A lease is changed by the rules that it drew by.
-        let levels = match known {
-            PriorLease::Open(_, levels) => levels.levels(),
-            PriorLease::Ended(_) | PriorLease::Unknown => step.levels.levels(),
-        };
+        let levels = decision.levels(step).levels();
         for (number, (level, seen)) in levels.iter().zip(snapshot.views()).enumerate() {
             let after = &decision.meters[number];
-            let exact = if is_expired { Vec::new() } else { exact_rows(step, known, number) };
+            let exact = if is_expired { Vec::new() } else { exact_rows(step, &decision.before, number) };
             let is_asked =
                 requested.is_some_and(|units| level.limits.iter().any(|line| units[line.name].is_some()));
             let is_moved = seen.meters != *after && (is_changed || seen.exists());
@@ -48,7 +43,7 @@ impl DynamoDb {
             if !(is_marked || is_moved || is_asked || is_renewed || !exact.is_empty()) {
                 continue;
             }
-            let (mut write, epoch) = (write_of(self, level), self.epoch());
+            let (mut write, epoch) = (write_of(self, level), self.inner.epochs.next());
             let requested = requested.map(|units| (level, units));
             let on = UpdateContext {
                 keys: &self.inner.keys,
@@ -60,7 +55,7 @@ impl DynamoDb {
             };
             bucket_update::write_limits(&mut write, seen, after, &on);
             if is_marked {
-                self.write_mark(&mut write, step, (seen, level), decision, (known, now));
+                self.write_mark(&mut write, step, (seen, level), decision, now);
             }
             let is_kept = seen.ttl.is_some() && decision.record().is_some();
             if is_changed && (step.is_draw() || is_kept || !seen.exists()) {
@@ -72,31 +67,32 @@ impl DynamoDb {
             actions.push(Action::Update(write));
             numbers.push(Some(number));
         }
-        if is_changed && matches!(known, PriorLease::Unknown) && snapshot.home().is_late(step.lease) {
-            actions.push(self.no_tombstone_check(step.lease, now));
+        if is_changed && decision.before == LeaseState::Unknown && snapshot.home().is_late(step.of.lease) {
+            actions.push(self.no_tombstone_check(step.of.lease, now));
             numbers.push(None);
         }
         (actions, numbers)
     }
 
     /// Writes the mark of a lease to its home.
-    fn write_mark<T>(
+    fn write_mark(
         &self,
         write: &mut UpdateExpression,
         step: &Step<'_>,
         (seen, level): (&BucketView, &Level),
-        decision: &Decision<T>,
-        (known, now): (&PriorLease, Stamp),
+        decision: &Decision,
+        now: Stamp,
     ) {
-        let (open, end) = (open_name(step.lease), end_name(step.lease));
+        let (open, end) = (open_name(step.of.lease), end_name(step.of.lease));
         let due = (&self.inner.keys, &level.subject);
-        if let PriorLease::Open(mark, _) = known {
+        let mark = seen.open.get(&step.of.lease);
+        if let Some(mark) = mark {
             write.only_if(&open, "=", mark.to_string());
         } else if seen.exists() {
             write.only_without(&open);
             write.only_without(&end);
-            if !seen.is_late(step.lease) {
-                write.only_unless_or(HORIZON, "<", step.lease.millis());
+            if !seen.is_late(step.of.lease) {
+                write.only_unless_or(HORIZON, "<", step.of.lease.millis());
             }
             write.only_unless_or(ENDS, "<", ENDED_MAX as u64);
             if decision.record().is_some() {
@@ -104,10 +100,10 @@ impl DynamoDb {
             }
         }
         if let Some(record) = decision.record() {
-            let levels = if let PriorLease::Open(mark, _) = known {
+            let levels = if let Some(mark) = mark {
                 mark.levels.clone()
             } else {
-                let text = self.inner.cache.text(step.levels);
+                let text = self.inner.cache.text(step.of.levels);
                 write.set(&format!("l:{}", text.name), &*text.text);
                 write.add(OPENS, 1_u64);
                 bucket_update::set_due_by(write, seen, record.deadline(), due);
@@ -115,11 +111,11 @@ impl DynamoDb {
             };
             write.set(&open, OpenMark { level: 0, record: record.clone(), levels }.to_string());
         } else if let Some(ended) = decision.end() {
-            if matches!(known, PriorLease::Open(..)) {
+            if mark.is_some() {
                 write.remove(&open);
                 write.add(OPENS, -1_i64);
             }
-            write.set(&end, end_mark(step, known, ended, now).to_string());
+            write.set(&end, end_mark(step, decision, ended, now).to_string());
             write.add(ENDS, 1_u64);
             bucket_update::set_due_by(write, seen, now + REMEMBERED, due);
         }
@@ -127,26 +123,22 @@ impl DynamoDb {
 }
 
 /// The mark of a lease that ends by a step, with what it used at every level.
-fn end_mark(step: &Step<'_>, known: &PriorLease, ended: EndRecord, now: Stamp) -> EndMark {
-    let (record, levels) = match known {
-        PriorLease::Open(mark, levels) => (Some(&mark.record), levels),
-        PriorLease::Ended(_) | PriorLease::Unknown => (None, step.levels),
-    };
-    let used = |level: &Level| used_at(level, |name| step.used(record, ended.how, name));
-    let others = levels.levels()[1..].iter().map(|level| (level.subject.clone(), used(level)));
+fn end_mark(step: &Step<'_>, decision: &Decision, ended: EndRecord, now: Stamp) -> EndMark {
+    let levels = decision.levels(step).levels();
+    let others = levels[1..].iter().map(|level| (level.subject.clone(), decision.used(&level.subject)));
     EndMark {
         ended,
-        drawn_at: record.map_or(now, Record::drawn_at),
+        drawn_at: decision.record_before().map_or(now, Record::drawn_at),
         is_own: true,
-        used: used(&levels.levels()[0]),
+        used: decision.used(&levels[0].subject),
         others: others.filter(|(_, used)| !used.is_empty()).collect(),
     }
 }
 
 /// The rows of a level whose debt is bounded and may grow by the step: how much they take depends on their
 /// debt.
-fn exact_rows<'a>(step: &Step<'_>, known: &'a PriorLease, number: usize) -> Vec<&'a str> {
-    let PriorLease::Open(OpenMark { record, .. }, levels) = known else { return Vec::new() };
+fn exact_rows<'a>(step: &Step<'_>, before: &'a LeaseState, number: usize) -> Vec<&'a str> {
+    let LeaseState::Open(record, levels) = before else { return Vec::new() };
     let lines = levels.levels().get(number).map_or(&[][..], |level| &level.limits);
     let bounded = lines.iter().filter(|line| line.debt_max.is_some() && step.may_owe(record, line.name));
     bounded.map(|line| line.rule.row()).collect()

@@ -6,6 +6,7 @@
 //! `l_name_ra`, the amount, and `l_name_rp`, the period in seconds.
 
 use std::collections::BTreeSet;
+use std::error::Error;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
@@ -74,42 +75,39 @@ fn contents(items: &[Item], id: &str) -> ZaeLimiterContents {
     for item in items {
         let part = |name: &str| text_of(item, name).unwrap_or_default();
         let Some(place) = part(PK).strip_prefix(id).and_then(|rest| rest.strip_prefix('/')) else { continue };
-        let read = match (place.split_once('#'), part(SK)) {
-            (Some(("SYSTEM", "")), "#CONFIG") => policy(item, Scope::System, &mut contents),
-            (Some(("RESOURCE", name)), "#CONFIG") => match ResourceName::new(name) {
-                Ok(name) => policy(item, Scope::Resource(name), &mut contents),
-                Err(error) => Err(error.to_string()),
-            },
-            (Some(("ENTITY", entity)), "#META") => self::entity(item, entity, &mut contents),
-            (Some(("ENTITY", entity)), sort) => match sort.strip_prefix("#CONFIG#") {
-                Some(resource) => match scope(entity, resource) {
-                    Ok(scope) => policy(item, scope, &mut contents),
-                    Err(why) => Err(why),
-                },
-                None => Ok(()),
-            },
-            _ => Ok(()),
-        };
-        if let Err(why) = read {
+        if let Err(why) = read(item, place, part(SK), &mut contents) {
             contents.skipped.push(format!("{place}: {why}"));
         }
     }
     contents
 }
 
-fn scope(entity: &str, resource: &str) -> Result<Scope, String> {
-    if resource == ALL_RESOURCES {
-        return EntityId::new(entity).map(Scope::Entity).map_err(|error| error.to_string());
-    }
-    Subject::new(entity, resource).map(Scope::Subject).map_err(|error| error.to_string())
+/// Reads an item, or returns why it is skipped.
+fn read(
+    item: &Item,
+    place: &str,
+    sort: &str,
+    contents: &mut ZaeLimiterContents,
+) -> Result<(), Box<dyn Error>> {
+    let scope = match (place.split_once('#'), sort) {
+        (Some(("SYSTEM", "")), "#CONFIG") => Scope::System,
+        (Some(("RESOURCE", name)), "#CONFIG") => Scope::Resource(ResourceName::new(name)?),
+        (Some(("ENTITY", id)), "#META") => return entity(item, &EntityId::new(id)?, contents),
+        (Some(("ENTITY", id)), sort) => match sort.strip_prefix("#CONFIG#") {
+            Some(ALL_RESOURCES) => Scope::Entity(EntityId::new(id)?),
+            Some(resource) => Scope::Subject(Subject::new(id, resource)?),
+            None => return Ok(()),
+        },
+        _ => return Ok(()),
+    };
+    policy(item, scope, contents)
 }
 
-fn entity(item: &Item, id: &str, contents: &mut ZaeLimiterContents) -> Result<(), String> {
+fn entity(item: &Item, id: &EntityId, contents: &mut ZaeLimiterContents) -> Result<(), Box<dyn Error>> {
     let text = |name: &str| item.get(name).and_then(|value| value.as_s().ok());
-    let mut entity = Entity::new(EntityId::new(id).map_err(|error| error.to_string())?);
-    entity = text("name").into_iter().fold(entity, Entity::name);
+    let mut entity = text("name").into_iter().fold(Entity::new(id.clone()), Entity::name);
     if let Some(parent) = text("parent_id") {
-        entity = entity.parent(EntityId::new(parent).map_err(|error| error.to_string())?);
+        entity = entity.parent(EntityId::new(parent)?);
     }
     if item.get("cascade").and_then(|value| value.as_bool().ok()) == Some(&true) {
         entity = entity.cascade();
@@ -121,15 +119,13 @@ fn entity(item: &Item, id: &str, contents: &mut ZaeLimiterContents) -> Result<()
             Err(_) => contents.skipped.push(format!("ENTITY#{id}: the metadata `{key}` is no text")),
         }
     }
-    entity.check().map_err(|error| error.to_string())?;
+    entity.check()?;
     contents.entities.push(entity);
     Ok(())
 }
 
-fn policy(item: &Item, scope: Scope, contents: &mut ZaeLimiterContents) -> Result<(), String> {
-    let number = |name: &str| {
-        item.get(name).and_then(|value| value.as_n().ok()).and_then(|text| text.parse::<u64>().ok())
-    };
+fn policy(item: &Item, scope: Scope, contents: &mut ZaeLimiterContents) -> Result<(), Box<dyn Error>> {
+    let number = |name: &str| item.get(name)?.as_n().ok()?.parse::<u64>().ok();
     let name_of = |key: &String| Some(key.strip_prefix("l_")?.strip_suffix("_cp")?.to_owned());
     let names: BTreeSet<String> = item.keys().filter_map(name_of).collect();
     let mut limits = Vec::with_capacity(names.len());
@@ -145,13 +141,12 @@ fn policy(item: &Item, scope: Scope, contents: &mut ZaeLimiterContents) -> Resul
             Err(error) => contents.skipped.push(format!("{scope}: {error}")),
         }
     }
-    if item
-        .get("disabled")
-        .is_some_and(|value| !matches!(value, AttributeValue::Null(_) | AttributeValue::Bool(false)))
-    {
+    let is_off =
+        |value: &AttributeValue| matches!(value, AttributeValue::Null(_) | AttributeValue::Bool(false));
+    if item.get("disabled").is_some_and(|value| !is_off(value)) {
         contents.skipped.push(format!("{scope}: it is disabled; see `tidegate entity disable`"));
     }
-    let mut policy = Policy::new(limits).map_err(|error| error.to_string())?;
+    let mut policy = Policy::new(limits)?;
     // The narrowest scope with any limit replaces all wider ones.
     if scope != Scope::System {
         policy = policy.only();

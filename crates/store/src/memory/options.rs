@@ -1,6 +1,5 @@
 //! Options and statistics of a memory store.
 
-use std::fmt;
 use std::sync::Arc;
 
 use super::Memory;
@@ -22,7 +21,7 @@ const SUBJECTS_BOUND: usize = 1 << 28;
 /// assert_eq!(store.stats().subjects, 0);
 /// # Ok::<(), tidegate_store::StoreError>(())
 /// ```
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct MemoryOptions {
     pub(super) subjects_max: usize,
     pub(super) retention: Retention,
@@ -92,16 +91,6 @@ impl MemoryOptions {
 impl Default for MemoryOptions {
     fn default() -> Self {
         Self::new()
-    }
-}
-
-impl fmt::Debug for MemoryOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryOptions")
-            .field("subjects_max", &self.subjects_max)
-            .field("retention", &self.retention)
-            .field("clock", &self.clock)
-            .finish()
     }
 }
 

@@ -27,8 +27,6 @@ pub(super) struct RecordTable {
     records: [BTreeMap<Key, Record>; 4],
     /// Records by their link, and policies by their entity.
     links: BTreeSet<(Kind, String, Key)>,
-    /// The number of policies, entities and tokens.
-    counts: [usize; 3],
     /// The number of the first audit entry, and of the next one.
     first_entry: u64,
     next_entry: u64,
@@ -74,18 +72,15 @@ impl RecordTable {
     }
 
     fn check_space(&self, changes: &[RecordChange]) -> Result<(), StoreError> {
-        let mut counts = self.counts;
-        for change in changes {
-            if let Some(count) = counts.get_mut(change.key.kind() as usize)
-                && change.after.is_some()
-                && change.before.is_none()
-            {
-                *count += 1;
-            }
-        }
-        let bounds = [("policies", RECORDS_MAX), ("entities", RECORDS_MAX), ("tokens", TOKENS_MAX)];
-        for ((count, before), (what, max)) in counts.into_iter().zip(self.counts).zip(bounds) {
-            if count > max && count > before {
+        let bounds = [
+            (Kind::Policy, "policies", RECORDS_MAX),
+            (Kind::Entity, "entities", RECORDS_MAX),
+            (Kind::Token, "tokens", TOKENS_MAX),
+        ];
+        for (kind, what, max) in bounds {
+            let of_kind = changes.iter().filter(|change| change.key.kind() == kind);
+            let added = of_kind.filter(|change| change.after.is_some() && change.before.is_none()).count();
+            if added > 0 && self.records[kind as usize].len() + added > max {
                 return Err(StoreError::Full { what, max: max as u64 });
             }
         }
@@ -96,23 +91,15 @@ impl RecordTable {
         self.delete(&change.key);
         if let Some(record) = &change.after {
             self.links.extend(links(record));
-            self.count(&record.key, 1);
             self.records[record.key.kind() as usize].insert(record.key.clone(), record.clone());
         }
     }
 
-    fn delete(&mut self, key: &Key) -> bool {
-        let Some(record) = self.records[key.kind() as usize].remove(key) else { return false };
-        for link in links(&record) {
-            self.links.remove(&link);
-        }
-        self.count(key, -1);
-        true
-    }
-
-    fn count(&mut self, key: &Key, by: isize) {
-        if let Some(count) = self.counts.get_mut(key.kind() as usize) {
-            *count = count.saturating_add_signed(by);
+    fn delete(&mut self, key: &Key) {
+        if let Some(record) = self.records[key.kind() as usize].remove(key) {
+            for link in links(&record) {
+                self.links.remove(&link);
+            }
         }
     }
 

@@ -13,7 +13,7 @@ use tidegate_core::time::Stamp;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
-use super::call::{Call, Job, Kind, Status, StepReply, hash};
+use super::call::{Call, Job, Kind, QueuedCall, Status, StepReply, hash};
 use super::sql::{PARAMETERS, Sql};
 use crate::buckets::{Reading, Readings};
 use crate::error::StoreError;
@@ -84,8 +84,8 @@ impl<'a> Batch<'a> {
         let mut batch = Self::default();
         let mut limits: BTreeMap<Key<'a>, (&'a Rule, i64)> = BTreeMap::new();
         for job in jobs {
-            let version = column(job.call.levels.version().number());
-            for (key, _, line) in affected_lines(&job.call) {
+            let version = column(job.call.call.levels.version().number());
+            for (key, _, line) in affected_lines(&job.call.call) {
                 limits.entry(key).or_insert((&line.rule, version));
             }
         }
@@ -103,7 +103,7 @@ impl<'a> Batch<'a> {
     }
 
     fn push(&mut self, job: &'a Job, places: &BTreeMap<Key<'a>, i32>) {
-        let call = &job.call;
+        let QueuedCall { call, text } = &job.call;
         let (calls, first) = (&mut self.calls, self.lines.meter.len());
         calls.line.push(place(first));
         for (key, level, line) in affected_lines(call) {
@@ -128,9 +128,9 @@ impl<'a> Batch<'a> {
         calls.expiry.push(i16::from(call.on_expiry == OnExpiry::Return));
         calls.watched.push(call.is_watched);
         calls.digest.push(call.digest.cast_signed());
-        calls.key.push(job.text.key);
+        calls.key.push(text.key);
         let is_kept = call.kind == Kind::Draw;
-        calls.levels.push(is_kept.then_some(&job.text.levels));
+        calls.levels.push(is_kept.then_some(&text.levels));
         calls.held.push(is_kept.then(|| held(&call.numbers)));
     }
 

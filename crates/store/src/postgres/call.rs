@@ -9,13 +9,11 @@ use tidegate_core::limit::cascade::Levels;
 use tidegate_core::limit::lease::{Ending, LeaseId};
 use tidegate_core::limit::policy::OnExpiry;
 use tidegate_core::time::Stamp;
-use tokio::sync::oneshot;
 
+use crate::batcher;
 use crate::buckets::Readings;
 use crate::codec::levels_to_text;
 use crate::engine::{Change, Step, TakeMode};
-use crate::engine_time::EngineTime;
-use crate::error::StoreError;
 use crate::tables::column;
 
 /// The capacity of the cache of texts.
@@ -102,12 +100,13 @@ impl From<Step<'_>> for Call {
 }
 
 /// A queued call.
-pub(super) struct Job {
+pub(super) struct QueuedCall {
     pub(super) call: Call,
     pub(super) text: Arc<LevelsText>,
-    pub(super) reply: oneshot::Sender<Result<StepReply, StoreError>>,
-    pub(super) time: EngineTime,
 }
+
+/// A call of a batch.
+pub(super) type Job = batcher::Job<QueuedCall>;
 
 /// The server's reply to a call.
 #[derive(Debug)]

@@ -136,12 +136,12 @@ impl Postgres {
         fits(&call.levels, call.numbers.len())?;
         let (lease, step) = (call.lease, call.step);
         let requested = Arc::clone(&call.levels);
-        let mut answer = self.batcher.call(call.clone()).await?;
+        let mut answer = self.steps.call(call.clone()).await?;
         if let Status::OtherLevels(text) = &answer.status {
             // The lease is changed at the levels that it drew from, by the rules of that time.
             let drawn = Arc::new(levels_from_text(text)?);
             drew_from(lease, &drawn, &requested)?;
-            answer = self.batcher.call(Call { levels: Arc::clone(&drawn), ..call }).await?;
+            answer = self.steps.call(Call { levels: Arc::clone(&drawn), ..call }).await?;
             attach_rules(&mut answer.readings, &drawn, &requested);
         }
         match answer.status {

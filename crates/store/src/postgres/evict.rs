@@ -8,17 +8,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tidegate_core::limit::lease::REMEMBERED;
 use tokio::sync::Mutex;
-use tokio_postgres::Row;
 
 use super::Postgres;
-use super::batch::ROWS_MAX;
 use super::errors::get;
 use crate::error::StoreError;
 use crate::tables::column;
 
-/// Limits per statement: more than a subject has.
+/// Subjects per statement.
 const PAGE: usize = 500;
-const _: () = assert!(PAGE > 2 * ROWS_MAX as usize);
 
 /// The position of a process in its search for idle subjects.
 #[derive(Default)]
@@ -35,52 +32,29 @@ impl EvictionCursor {
     }
 }
 
-/// Limits of idle subjects, as they were read.
-#[derive(Default)]
-struct IdleLimits {
-    entities: Vec<String>,
-    resources: Vec<String>,
-    lines: Vec<String>,
-    /// The time of the last change, `kept_until`, and the level: the time may not differ between changes.
-    seen: [Vec<i64>; 5],
-}
-
 impl Postgres {
     /// Evicts some idle subjects.
     pub(super) async fn evict(&self) -> Result<(), StoreError> {
-        let cursor = self.batcher.eviction_cursor();
+        let cursor = self.steps.eviction_cursor();
         // Another sweep is running.
         let Ok(mut after) = cursor.after.try_lock() else { return Ok(()) };
         let pages = 1 + (2 * cursor.added.swap(0, Ordering::Relaxed)).div_ceil(PAGE);
         for _ in 0..pages {
-            let rows = self.page_of_limits(&after).await?;
-            let is_last = rows.len() < PAGE;
-            // The last subject may have more limits after the page.
-            let last = rows.last().filter(|_| !is_last).map(subject).transpose()?;
-            let mut idle = IdleLimits::default();
-            for row in &rows {
-                let subject = subject(row)?;
-                if last.as_ref() == Some(&subject) {
-                    break;
-                }
-                if get(row, 3)? {
-                    idle.push(subject, row)?;
-                }
-                *after = self::subject(row)?;
-            }
-            if !idle.lines.is_empty() {
-                self.evict_unchanged(&idle).await?;
-            }
+            let last = self.evict_page(&after).await?;
+            let is_last = last.is_none();
+            *after = last.unwrap_or_default();
             if is_last {
-                *after = Default::default();
                 break;
             }
         }
         Ok(())
     }
 
-    /// A page of limits after a subject, by key, each with whether its subject is idle.
-    async fn page_of_limits(&self, (entity, resource): &(String, String)) -> Result<Vec<Row>, StoreError> {
+    /// Evicts the idle ones of the next subjects by name, and returns the last of these; `None` at the end.
+    ///
+    /// Limits that are locked or have changed since the statement began are skipped: they are found by the place
+    /// of the row that it sees.
+    async fn evict_page(&self, after: &(String, String)) -> Result<Option<(String, String)>, StoreError> {
         let statement = "
             WITH time AS MATERIALIZED (SELECT @.now($2::bigint) AS now),
             bounds AS MATERIALIZED (
@@ -91,59 +65,28 @@ impl Postgres {
                     9223372036854775807) AS held
                 FROM time
             ), page AS MATERIALIZED (
-                SELECT entity, resource, line, full_at, part, version, at, kept_until, consumed FROM @.meters
-                WHERE namespace = $1 AND (entity, resource) > ($3, $4) ORDER BY entity, resource, line LIMIT $6
+                SELECT DISTINCT entity, resource FROM @.meters
+                WHERE namespace = $1 AND (entity, resource) > ($3, $4) ORDER BY entity, resource LIMIT $6
             ), idle AS MATERIALIZED (
-                SELECT entity, resource FROM page, bounds GROUP BY entity, resource
-                HAVING bool_and((full_at < now OR full_at = now AND part = 0) AND version <= settled AND kept_until < held)
-            )
-            SELECT entity, resource, line, EXISTS (
-                    SELECT 1 FROM idle WHERE idle.entity = page.entity AND idle.resource = page.resource
-                ) AND NOT EXISTS (
+                SELECT entity, resource FROM bounds, page JOIN @.meters m USING (entity, resource)
+                WHERE m.namespace = $1 AND NOT EXISTS (
                     SELECT 1 FROM @.usage u
-                    WHERE u.namespace = $1 AND u.entity = page.entity AND u.resource = page.resource
-                ), at, kept_until, full_at, part, consumed
-            FROM page ORDER BY entity, resource, line";
+                    WHERE u.namespace = $1 AND u.entity = page.entity AND u.resource = page.resource)
+                GROUP BY entity, resource
+                HAVING bool_and((full_at < now OR full_at = now AND part = 0) AND m.version <= settled AND kept_until < held)
+            ), evicted AS (
+                DELETE FROM @.meters WHERE ctid = ANY (ARRAY(
+                    SELECT m.ctid FROM idle JOIN @.meters m USING (entity, resource) WHERE m.namespace = $1
+                    ORDER BY entity, resource, line FOR UPDATE OF m SKIP LOCKED))
+            )
+            SELECT entity, resource FROM page ORDER BY entity, resource OFFSET $6 - 1";
+        let (entity, resource) = after;
         let (remembered, page) = (column(REMEMBERED.as_secs() * 1_000_000), column(PAGE as u64));
         let wall = self.inner.wall();
-        self.inner.query(statement, &[&self.namespace, &wall, entity, resource, &remembered, &page]).await
+        let rows = self
+            .inner
+            .query(statement, &[&self.namespace, &wall, entity, resource, &remembered, &page])
+            .await?;
+        rows.first().map(|row| Ok((get(row, 0)?, get(row, 1)?))).transpose()
     }
-
-    /// Deletes limits that have not changed since. Locked ones are skipped.
-    async fn evict_unchanged(&self, idle: &IdleLimits) -> Result<(), StoreError> {
-        let IdleLimits {
-            entities,
-            resources,
-            lines,
-            seen: [changed_at, kept_until, full_at, part, consumed],
-        } = idle;
-        let statement = "
-            DELETE FROM @.meters WHERE ctid = ANY (ARRAY(
-                SELECT m.ctid FROM unnest($2::text[], $3::text[], $4::text[], $5::bigint[], $6::bigint[], $7::bigint[],
-                        $8::bigint[], $9::bigint[])
-                    AS seen (entity, resource, line, at, kept_until, full_at, part, consumed)
-                JOIN @.meters m ON m.namespace = $1 AND m.entity = seen.entity AND m.resource = seen.resource
-                    AND m.line = seen.line AND m.at = seen.at AND m.kept_until = seen.kept_until
-                    AND m.full_at = seen.full_at AND m.part = seen.part AND m.consumed = seen.consumed
-                ORDER BY m.entity, m.resource, m.line FOR UPDATE OF m SKIP LOCKED))";
-        let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 9] =
-            [&self.namespace, entities, resources, lines, changed_at, kept_until, full_at, part, consumed];
-        self.inner.query(statement, &parameters).await.map(drop)
-    }
-}
-
-impl IdleLimits {
-    fn push(&mut self, (entity, resource): (String, String), row: &Row) -> Result<(), StoreError> {
-        self.entities.push(entity);
-        self.resources.push(resource);
-        self.lines.push(get(row, 2)?);
-        for (column, place) in self.seen.iter_mut().zip(4..) {
-            column.push(get(row, place)?);
-        }
-        Ok(())
-    }
-}
-
-fn subject(row: &Row) -> Result<(String, String), StoreError> {
-    Ok((get(row, 0)?, get(row, 1)?))
 }

@@ -101,10 +101,7 @@ impl PostgresLifecycle {
 
     async fn init_schema(&self) -> Result<InitReport, StoreError> {
         let mut client = self.connect().await?;
-        let found = {
-            let reading = self.reading(&mut client).await?;
-            schema::version_within(&reading, &self.sql, &self.place).await?
-        };
+        let found = schema::version(&mut client, &self.sql, &self.place).await?;
         if found != 0 && found != CURRENT {
             return Err(self.other_version(found));
         }
@@ -186,10 +183,7 @@ impl PostgresLifecycle {
 
     async fn upgrade_schema(&self) -> Result<UpgradeReport, StoreError> {
         let mut client = self.connect().await?;
-        let found = {
-            let reading = self.reading(&mut client).await?;
-            schema::version_within(&reading, &self.sql, &self.place).await?
-        };
+        let found = schema::version(&mut client, &self.sql, &self.place).await?;
         if found == 0 {
             return Err(not_there(&format!("{} at {}", self.schema(), self.place)));
         }

@@ -1,23 +1,22 @@
 //! Reads of buckets, leases and usage, each in one statement.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::limit::lease::{EndRecord, LeaseId, Record, Shortfall};
+use tidegate_core::limit::cascade::Levels;
+use tidegate_core::limit::lease::{LeaseId, Shortfall};
 use tidegate_core::limit::meter::Meter;
-use tidegate_core::limit::name::{EntityId, LimitName, ResourceName};
-use tidegate_core::limit::usage::{Tally, Usage};
+use tidegate_core::limit::name::{EntityId, ResourceName};
+use tidegate_core::limit::usage::Usage;
 use tokio_postgres::Row;
 
 use super::Inner;
 use super::errors::{first, get};
-use crate::buckets::{Bucket, BucketSnapshot, LeaseSnapshot, LeaseStatus, Lookup};
-use crate::codec;
+use crate::buckets::{Bucket, BucketSnapshot, LeaseStatus, Lookup};
 use crate::cursor::UsagePlace;
 use crate::error::StoreError;
 use crate::ledger::{UsageOf, UsageQuery};
-use crate::tables::{MeterRow, column, ending, number, on_expiry, stamp, subject};
+use crate::tables::{Holding, LeaseRow, MeterRow, column, in_lease, number, stamp, subject, usage_line};
 
 /// Buckets, and whether any lease is past its deadline.
 pub(super) async fn balances(
@@ -129,42 +128,33 @@ pub(super) async fn standing(
     let id = lease.number().to_be_bytes().to_vec();
     let rows = inner.query(statement, &[&namespace, &id, &inner.wall()]).await?;
     let row = rows.first().ok_or(StoreError::NoLease { lease })?;
-    read_standing(row).map_err(|error| match error {
-        StoreError::Corrupt { what } => StoreError::Corrupt { what: format!("the lease {lease}: {what}") },
-        other => other,
-    })
+    let columns = LeaseRow {
+        levels: get(row, 1)?,
+        step: u32::try_from(get::<i64>(row, 3)?).unwrap_or(u32::MAX),
+        times: [get(row, 4)?, get(row, 5)?, get(row, 6)?],
+        on_expiry: get::<i16>(row, 7)?.into(),
+        how: get::<Option<i16>>(row, 8)?.map(i64::from),
+        ended_at: get(row, 9)?,
+        digest: get(row, 10)?,
+    };
+    let state = columns.state(|levels| holding(row, levels)).map_err(|error| in_lease(lease, error))?;
+    state.status(lease, stamp(get(row, 0)?)?)
 }
 
-fn read_standing(row: &Row) -> Result<LeaseStatus, StoreError> {
-    let step = u32::try_from(get::<i64>(row, 3)?).unwrap_or(u32::MAX);
-    if let Some(how) = get::<Option<i16>>(row, 8)? {
-        let at = stamp(get::<Option<i64>>(row, 9)?.unwrap_or(0))?;
-        let digest = get::<Option<i64>>(row, 10)?.unwrap_or(0).cast_unsigned();
-        return Ok(LeaseStatus::Ended(EndRecord { how: ending(i64::from(how))?, step, at, digest }));
-    }
-    let corrupt = |what: &str| StoreError::Corrupt { what: what.to_owned() };
-    let (levels, held): (Option<&str>, Option<Vec<Option<i64>>>) = (get(row, 1)?, get(row, 2)?);
-    let (levels, held) = levels.zip(held).ok_or_else(|| corrupt("it is open without levels or units"))?;
-    let levels = codec::levels_from_text(levels)?;
-    if held.len() != levels.names().len() {
-        return Err(corrupt(&format!("it holds {} of {} limits", held.len(), levels.names().len())));
-    }
+/// What a lease holds: units by name, and a shortfall per line.
+fn holding(row: &Row, levels: &Levels) -> Result<Option<Holding>, StoreError> {
+    let Some(held) = get::<Option<Vec<Option<i64>>>>(row, 2)? else { return Ok(None) };
     let held =
         held.into_iter().map(|units| units.map(|units| number(units, "the units it holds")).transpose());
-    let (drawn_at, stepped_at, deadline) = (stamp(get(row, 4)?)?, stamp(get(row, 5)?)?, stamp(get(row, 6)?)?);
-    let on_expiry = on_expiry(i64::from(get::<i16>(row, 7)?))?;
-    let held = held.collect::<Result<_, _>>()?;
-    let shorts = get::<Option<Vec<i64>>>(row, 11)?.unwrap_or_default();
     let lines = levels.levels().iter().zip(0..).flat_map(|(level, number)| {
         level.limits.iter().map(move |line| (number, u8::try_from(line.name).unwrap_or(u8::MAX)))
     });
+    let shorts = get::<Option<Vec<i64>>>(row, 11)?.unwrap_or_default();
     let shortfalls = lines
         .zip(shorts)
-        .map(|((level, name), units)| Ok(Shortfall { level, name, units: number(units, "a shortfall")? }));
-    let shortfalls = shortfalls.filter(|short| short.as_ref().map_or(true, |short| short.units > 0));
-    let record = Record::restored(step, held, drawn_at, stepped_at, deadline, on_expiry)
-        .with_shortfalls(shortfalls.collect::<Result<_, StoreError>>()?);
-    Ok(LeaseStatus::Open(LeaseSnapshot { at: stamp(get(row, 0)?)?, levels: Arc::new(levels), record }))
+        .map(|((level, name), units)| Ok(Shortfall { level, name, units: number(units, "a shortfall")? }))
+        .filter(|short| short.as_ref().map_or(true, |short| short.units > 0));
+    Ok(Some((held.collect::<Result<_, _>>()?, shortfalls.collect::<Result<_, StoreError>>()?)))
 }
 
 pub(super) async fn usage(
@@ -193,12 +183,8 @@ pub(super) async fn usage(
         .query(&statement, &[&namespace, &key, &span, &start, &end, &name, &limit, &begun, &max])
         .await?;
     let line = |row: &Row| {
-        let count = |place: usize| number(get(row, place)?, "a sum of usage");
-        let tally = Tally { units: count(4)?, own: count(5)?, leases: count(6)? };
-        let limit = LimitName::new(get::<&str>(row, 2)?);
-        let limit = limit.map_err(|error| StoreError::Corrupt { what: error.to_string() })?;
-        let (subject, start) = (subject(get(row, 0)?, get(row, 1)?)?, stamp(get(row, 3)?)?);
-        Ok(Usage { subject, limit, window: query.window, start, tally })
+        let numbers = [get(row, 3)?, get(row, 4)?, get(row, 5)?, get(row, 6)?];
+        usage_line(query.window, [get(row, 0)?, get(row, 1)?, get(row, 2)?], numbers)
     };
     rows.iter().map(line).collect()
 }

@@ -2,11 +2,10 @@
 //!
 //! A function in the server (`sql/steps.sql`) decides each step of a lease, by the server's clock and under
 //! row locks of its limits, taken in the order of their keys. A process sends the steps of concurrent callers
-//! in [batches](batcher). Administrative changes are [`records`], each written in one statement that also
+//! in [batches](steps). Administrative changes are [`records`], each written in one statement that also
 //! announces it.
 
 mod batch;
-mod batcher;
 mod call;
 mod engine;
 mod errors;
@@ -18,6 +17,7 @@ mod options;
 mod records;
 mod schema;
 mod sql;
+mod steps;
 mod sweep;
 
 use std::fmt;
@@ -41,9 +41,9 @@ use crate::error::StoreError;
 use crate::retention::Retention;
 use crate::sync::lock;
 use crate::tables::column;
-use batcher::{Batcher, DISCONNECTS_MAX};
 use errors::{is_disconnected, pool_error, server_error};
 use sql::Sql;
+use steps::{DISCONNECTS_MAX, Steps};
 
 /// How long a call may take before the engine counts as unavailable.
 const DEADLINE: Duration = Duration::from_millis(50);
@@ -67,7 +67,7 @@ pub struct Postgres {
     inner: Arc<Inner>,
     /// The namespace's id.
     namespace: i64,
-    batcher: Arc<Batcher>,
+    steps: Arc<Steps>,
     changes: Changes,
     /// Stops the background tasks when the last clone is dropped.
     guard: Arc<StoreGuard>,
@@ -168,8 +168,8 @@ impl Postgres {
         // Read after it is registered: a change between the two would be missed.
         let (_, version) = records::namespace(&inner, name.as_str()).await?;
         heard.announced(version);
-        let batcher = Arc::new(Batcher::new(Arc::clone(&inner), namespace));
-        let store = Self { inner, namespace, batcher, changes, guard };
+        let steps = Arc::new(Steps::new(Arc::clone(&inner), namespace));
+        let store = Self { inner, namespace, steps, changes, guard };
         store.clean_up_in_background();
         Ok(store)
     }
@@ -211,15 +211,10 @@ impl Inner {
         self.clock.as_ref().map(|clock| column(clock.now().as_micros()))
     }
 
-    async fn writer(&self) -> Result<Client, StoreError> {
+    async fn connection(&self, pool: &Pool) -> Result<PooledConnection, StoreError> {
         self.check_open()?;
-        self.writers.get().await.map_err(|error| pool_error(&self.place, error))
-    }
-
-    async fn reader(&self) -> Result<PooledConnection, StoreError> {
-        self.check_open()?;
-        let client = self.readers.get().await.map_err(|error| pool_error(&self.place, error))?;
-        Ok(PooledConnection::new(client))
+        let client = pool.get().await.map_err(|error| pool_error(&self.place, error))?;
+        Ok(PooledConnection(Some(client)))
     }
 
     /// Runs a statement in which `@` stands for the schema. It may run twice, because the server may have
@@ -245,14 +240,14 @@ impl Inner {
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<Result<Vec<Row>, tokio_postgres::Error>, StoreError> {
         let statement = self.sql.text(statement);
-        let client = self.reader().await?;
+        let client = self.connection(&self.readers).await?;
         let answer = self.with_timeout(async {
             let prepared = client.get().prepare_cached(&statement).await?;
             client.get().query(&prepared, parameters).await
         });
         let answer = answer.await?;
         if !answer.as_ref().is_err_and(is_disconnected) {
-            client.mark_done();
+            client.release();
         }
         Ok(answer)
     }
@@ -263,33 +258,24 @@ impl Inner {
     }
 }
 
-/// A pooled connection in use. If it is dropped during a statement, it is closed instead of returned to the
-/// pool.
-struct PooledConnection {
-    client: Option<Client>,
-    is_done: AtomicBool,
-}
+/// A pooled connection in use. Unless it is released, as after a statement that was dropped, it is closed instead of
+/// returned to the pool.
+struct PooledConnection(Option<Client>);
 
 impl PooledConnection {
-    fn new(client: Client) -> Self {
-        Self { client: Some(client), is_done: AtomicBool::new(false) }
-    }
-
     fn get(&self) -> &Client {
-        self.client.as_ref().expect("present until it is dropped")
+        self.0.as_ref().expect("present until it is released")
     }
 
-    /// Marks all of its statements as complete.
-    fn mark_done(&self) {
-        self.is_done.store(true, Ordering::Relaxed);
+    /// Returns the connection to the pool: all of its statements are complete.
+    fn release(mut self) {
+        drop(self.0.take());
     }
 }
 
 impl Drop for PooledConnection {
     fn drop(&mut self) {
-        if !self.is_done.load(Ordering::Relaxed)
-            && let Some(client) = self.client.take()
-        {
+        if let Some(client) = self.0.take() {
             // Removed from the pool, and closed.
             drop(Client::take(client));
         }

@@ -14,10 +14,10 @@ use tokio_postgres::config::Host;
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 use tokio_postgres::{Config, NoTls, Socket};
 
-use super::batcher::TIMEOUT;
 use super::errors::{pool_error, server_error};
 use super::schema::MigrationTimeout;
 use super::sql::Sql;
+use super::steps::TIMEOUT;
 use super::{Counters, DEADLINE, Inner, Postgres, StoreGuard, listen, schema};
 use crate::clock::WallClock;
 use crate::error::StoreError;
@@ -74,6 +74,13 @@ impl PostgresOptions {
             timeout: TIMEOUT,
             clock: None,
         }
+    }
+
+    /// Adds an option of the driver to the address.
+    pub(crate) fn driver_option(mut self, key: &str, value: &str) -> Self {
+        let separator = if self.url.contains('?') { '&' } else { '?' };
+        self.url = format!("{}{separator}{key}={value}", self.url);
+        self
     }
 
     /// Sets the schema, `tidegate` by default. It is created if it does not exist.

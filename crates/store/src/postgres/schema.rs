@@ -68,15 +68,6 @@ pub(super) async fn prepare(
     if version(client, sql, place).await? == CURRENT {
         return Ok(CURRENT);
     }
-    migrate(client, sql, place, timeout).await
-}
-
-async fn migrate(
-    client: &mut Client,
-    sql: &Sql,
-    place: &str,
-    timeout: MigrationTimeout,
-) -> Result<i64, StoreError> {
     let of_place = |error| server_error(place, error);
     let transaction = client.transaction().await.map_err(of_place)?;
     if timeout == MigrationTimeout::Unlimited {
@@ -108,9 +99,9 @@ async fn migrate(
 }
 
 /// The version of a schema; zero if there is none.
-async fn version(client: &mut Client, sql: &Sql, place: &str) -> Result<i64, StoreError> {
-    let transaction = client.transaction().await.map_err(|error| server_error(place, error))?;
-    version_within(&transaction, sql, place).await
+pub(super) async fn version(client: &mut Client, sql: &Sql, place: &str) -> Result<i64, StoreError> {
+    let reading = client.build_transaction().read_only(true).start().await;
+    version_within(&reading.map_err(|error| server_error(place, error))?, sql, place).await
 }
 
 pub(super) async fn version_within(

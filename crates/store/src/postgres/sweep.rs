@@ -96,7 +96,7 @@ impl Postgres {
             let levels = levels.as_deref().map(levels_from_text);
             match (lease_id(id), levels) {
                 (Some(lease), Some(Ok(levels))) => {
-                    answers.push((id, self.batcher.submit(Call::expire(lease, &Arc::new(levels)))?));
+                    answers.push((id, self.steps.submit(Call::expire(lease, &Arc::new(levels)))?));
                 }
                 // It cannot be decoded, which reading it reports. It must not block the others.
                 _ => self.set_aside(id, now).await?,
@@ -132,12 +132,9 @@ impl Postgres {
     async fn delete_ended_leases(&self, now: Stamp) -> Result<u64, StoreError> {
         let Some(before) = before(now, Some(REMEMBERED)) else { return Ok(0) };
         let statement = "
-            WITH gone AS (
-                DELETE FROM @.leases WHERE namespace = $1 AND id = ANY (ARRAY(
-                    SELECT id FROM @.leases WHERE namespace = $1 AND how IS NOT NULL AND ended_at < $2
-                    ORDER BY ended_at LIMIT $3 FOR UPDATE SKIP LOCKED)) RETURNING 1
-            )
-            SELECT count(*) FROM gone";
+            DELETE FROM @.leases WHERE namespace = $1 AND id = ANY (ARRAY(
+                SELECT id FROM @.leases WHERE namespace = $1 AND how IS NOT NULL AND ended_at < $2
+                ORDER BY ended_at LIMIT $3 FOR UPDATE SKIP LOCKED))";
         self.inner.delete(statement, &[&self.namespace, &column(before.as_micros()), &BATCH]).await
     }
 
@@ -153,23 +150,17 @@ impl Postgres {
                         SELECT entity, resource, name, start FROM @.usage
                         WHERE namespace = $1 AND span = $2 AND start < $3
                         ORDER BY start, entity, resource, name LIMIT $4 FOR UPDATE
-                    ), gone AS (
-                        DELETE FROM @.usage u USING old WHERE u.namespace = $1 AND u.span = $2 AND u.entity = old.entity
-                            AND u.resource = old.resource AND u.name = old.name AND u.start = old.start RETURNING 1
                     )
-                    SELECT count(*) FROM gone";
+                    DELETE FROM @.usage u USING old WHERE u.namespace = $1 AND u.span = $2 AND u.entity = old.entity
+                        AND u.resource = old.resource AND u.name = old.name AND u.start = old.start";
                 let (span, start) = (*window as i16, ended_by(*window, *before));
-                self.inner.count(statement, &[&self.namespace, &span, &start, &max]).await
+                self.inner.delete_once(statement, &[&self.namespace, &span, &start, &max]).await
             }
             Prune::Audit { through } => {
                 let statement = "
-                    WITH gone AS (
-                        DELETE FROM @.audit WHERE namespace = $1 AND number IN (
-                            SELECT number FROM @.audit WHERE namespace = $1 AND version <= $2 ORDER BY number LIMIT $3)
-                        RETURNING 1
-                    )
-                    SELECT count(*) FROM gone";
-                self.inner.count(statement, &[&self.namespace, &column(through.number()), &max]).await
+                    DELETE FROM @.audit WHERE namespace = $1 AND number IN (
+                        SELECT number FROM @.audit WHERE namespace = $1 AND version <= $2 ORDER BY number LIMIT $3)";
+                self.inner.delete_once(statement, &[&self.namespace, &column(through.number()), &max]).await
             }
         }
     }
@@ -191,22 +182,22 @@ impl Postgres {
         if self.inner.clock.is_some() {
             return;
         }
-        let (inner, batcher, guard) =
-            (Arc::downgrade(&self.inner), Arc::downgrade(&self.batcher), Arc::downgrade(&self.guard));
+        let (inner, steps, guard) =
+            (Arc::downgrade(&self.inner), Arc::downgrade(&self.steps), Arc::downgrade(&self.guard));
         let (namespace, changes) = (self.namespace, self.changes.clone());
         self.inner.handle.spawn(async move {
             let (mut calls, mut idle) = (0, 0);
             loop {
                 sleep(CLEANUP_INTERVAL).await;
-                let (Some(inner), Some(batcher), Some(guard)) =
-                    (inner.upgrade(), batcher.upgrade(), guard.upgrade())
+                let (Some(inner), Some(steps), Some(guard)) =
+                    (inner.upgrade(), steps.upgrade(), guard.upgrade())
                 else {
                     return;
                 };
                 if inner.check_open().is_err() {
                     return;
                 }
-                let store = Self { inner, namespace, batcher, changes: changes.clone(), guard };
+                let store = Self { inner, namespace, steps, changes: changes.clone(), guard };
                 let is_idle = std::mem::replace(&mut calls, store.stats().calls) == store.stats().calls;
                 idle = if is_idle { (idle + 1) % IDLE_INTERVALS } else { 0 };
                 if idle <= 1 && store.clean_up().await {
@@ -222,21 +213,15 @@ impl Inner {
     async fn apply_retention(&self, due: &DueLeases) -> Result<(), StoreError> {
         for (window, before) in self.retention.usage_before(due.wall) {
             let statement = "
-                WITH gone AS (
-                    DELETE FROM @.usage WHERE ctid = ANY (ARRAY(
-                        SELECT ctid FROM @.usage WHERE span = $1 AND start < $2 ORDER BY start LIMIT $3
-                        FOR UPDATE SKIP LOCKED)) RETURNING 1
-                )
-                SELECT count(*) FROM gone";
+                DELETE FROM @.usage WHERE ctid = ANY (ARRAY(
+                    SELECT ctid FROM @.usage WHERE span = $1 AND start < $2 ORDER BY start LIMIT $3
+                    FOR UPDATE SKIP LOCKED))";
             self.delete(statement, &[&(window as i16), &ended_by(window, before), &BATCH]).await?;
         }
         if let Some(before) = self.retention.audit_before(due.now) {
             let statement = "
-                WITH gone AS (
-                    DELETE FROM @.audit WHERE ctid = ANY (ARRAY(
-                        SELECT ctid FROM @.audit WHERE at < $1 ORDER BY at LIMIT $2 FOR UPDATE SKIP LOCKED)) RETURNING 1
-                )
-                SELECT count(*) FROM gone";
+                DELETE FROM @.audit WHERE ctid = ANY (ARRAY(
+                    SELECT ctid FROM @.audit WHERE at < $1 ORDER BY at LIMIT $2 FOR UPDATE SKIP LOCKED))";
             self.delete(statement, &[&column(before.as_micros()), &BATCH]).await?;
         }
         Ok(())
@@ -251,7 +236,7 @@ impl Inner {
     ) -> Result<u64, StoreError> {
         let mut deleted = 0;
         for _ in 0..BATCHES_MAX {
-            let batch = self.count(statement, parameters).await?;
+            let batch = self.delete_once(statement, parameters).await?;
             deleted += batch;
             if batch < BATCH.unsigned_abs() {
                 break;
@@ -260,12 +245,14 @@ impl Inner {
         Ok(deleted)
     }
 
-    async fn count(
+    /// Runs a `DELETE`, and returns the number of rows.
+    async fn delete_once(
         &self,
         statement: &str,
         parameters: &[&(dyn tokio_postgres::types::ToSql + Sync)],
     ) -> Result<u64, StoreError> {
-        let rows = self.query(statement, parameters).await?;
+        let statement = format!("WITH gone AS ({statement} RETURNING 1) SELECT count(*) FROM gone");
+        let rows = self.query(&statement, parameters).await?;
         number(first(&rows)?, "a count")
     }
 }

@@ -5,12 +5,11 @@ use std::hash::Hash;
 use std::ops::Range;
 use std::sync::Arc;
 
-use ::redis::{Cmd, RedisError, Value};
+use ::redis::{Cmd, ErrorKind, RedisError};
 use foldhash::{HashMap, HashMapExt};
 use tidegate_core::limit::lease::LeaseId;
 
 use super::connection::Connection;
-use super::errors::ErrorContext;
 use super::keyspace::moment_of;
 use super::levels::EncodedLevels;
 use super::lua_codec::{Bytes, Packer, Unpacker};
@@ -44,37 +43,17 @@ impl StepReply {
     }
 }
 
-/// Why a whole batch failed. Every step of it gets the error.
-pub(super) enum BatchError {
-    Server(RedisError),
-    /// A reply that none of our scripts sends.
-    Reply(String),
-}
-
-impl BatchError {
-    pub(super) fn to_store_error(&self, context: &ErrorContext) -> StoreError {
-        match self {
-            Self::Server(error) => context.store_error(error.clone()),
-            Self::Reply(what) => StoreError::Corrupt { what: what.clone() },
-        }
-    }
-}
-
-/// Runs these steps in order, in one call, and returns the reply to each.
+/// Runs these steps in order, in one call, and returns the reply to each. An error is that of every step.
 pub(super) async fn send_batch(
     connection: &Connection,
     steps: &[&EncodedStep],
-) -> Result<Vec<StepReply>, BatchError> {
+) -> Result<Vec<StepReply>, RedisError> {
     let Some(first) = steps.first() else { return Ok(Vec::new()) };
     let call = BatchCall::new(first, steps);
-    let answer = connection.try_run(&LEASE, steps.len(), |name, what| call.command(name, what)).await;
-    let replies = match answer.map_err(BatchError::Server)? {
-        Value::BulkString(reply) => call.split_reply(reply),
-        other => Err(connection.context().unexpected(&other)),
-    };
-    replies.map_err(|error| match error {
-        StoreError::Corrupt { what } => BatchError::Reply(what),
-        other => BatchError::Reply(other.to_string()),
+    let reply = connection.try_run(&LEASE, steps.len(), |name, what| call.command(name, what)).await?;
+    call.split_reply(::redis::from_redis_value(reply)?).map_err(|error| {
+        let kind = ErrorKind::UnexpectedReturnType;
+        RedisError::from((kind, "the reply to a batch of steps", error.to_string()))
     })
 }
 

@@ -13,7 +13,10 @@ use ::redis::aio::{ConnectionLike, MultiplexedConnection};
 use ::redis::cluster_async::ClusterConnection;
 use ::redis::cluster_routing::{RoutingInfo, SingleNodeRoutingInfo};
 use ::redis::sentinel::SentinelClient;
-use ::redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
+use ::redis::{
+    AsyncConnectionConfig, Client, Cmd, ErrorKind, FromRedisValue, RedisError, ServerErrorKind, ToRedisArgs,
+    Value,
+};
 use tokio::time::Instant;
 
 use super::errors::ErrorContext;
@@ -83,21 +86,18 @@ impl Connection {
     }
 
     /// Runs a script. If the server does not have it, after a restart or a failover, its text is sent.
-    pub(super) async fn run(
+    pub(super) async fn run<T: FromRedisValue>(
         &self,
         script: &Script,
-        keys: &[&[u8]],
-        args: &[&[u8]],
-    ) -> Result<Value, StoreError> {
+        keys: &[impl ToRedisArgs],
+        args: &[impl ToRedisArgs],
+    ) -> Result<T, StoreError> {
         let call = |name: &str, what: &str| {
             let mut call = Cmd::with_capacity(3 + keys.len() + args.len(), 1_024);
-            call.arg(name).arg(what).arg(keys.len());
-            for arg in keys.iter().chain(args) {
-                call.arg(*arg);
-            }
+            call.arg(name).arg(what).arg(keys.len()).arg(keys).arg(args);
             call
         };
-        self.try_run(script, 1, call).await.map_err(|error| self.context.store_error(error))
+        self.read(self.try_run(script, 1, call).await)
     }
 
     /// Runs a script for `callers` callers. `call` builds the command from its name and the script's hash or
@@ -117,20 +117,20 @@ impl Connection {
     }
 
     /// Makes one call.
-    pub(super) async fn query(&self, call: &Cmd) -> Result<Value, StoreError> {
-        self.try_query(call, 1).await.map_err(|error| self.context.store_error(error))
+    pub(super) async fn query<T: FromRedisValue>(&self, call: &Cmd) -> Result<T, StoreError> {
+        self.read(self.try_query(call, 1).await)
+    }
+
+    /// Converts a reply. One of another type is corrupt.
+    fn read<T: FromRedisValue>(&self, reply: Result<Value, RedisError>) -> Result<T, StoreError> {
+        let read = reply.and_then(|reply| Ok(::redis::from_redis_value(reply)?));
+        read.map_err(|error| self.context.store_error(error))
     }
 
     /// The addresses of all servers that have keys; `None` for a single server.
     pub(super) async fn servers(&self) -> Result<Vec<Option<(String, u16)>>, StoreError> {
         let Kind::Cluster(_) = &self.kind else { return Ok(vec![None]) };
-        let mut call = ::redis::cmd("CLUSTER");
-        call.arg("NODES");
-        let nodes: String = match self.query(&call).await? {
-            Value::BulkString(nodes) => String::from_utf8_lossy(&nodes).into_owned(),
-            Value::VerbatimString { text, .. } => text,
-            other => return Err(self.context.unexpected(&other)),
-        };
+        let nodes: String = self.query(::redis::cmd("CLUSTER").arg("NODES")).await?;
         let server = |line: &str| {
             let mut words = line.split(' ').skip(1);
             let (address, flags) = (words.next()?, words.next()?);
@@ -157,12 +157,11 @@ impl Connection {
             (Kind::Cluster(connection), Some((host, port))) => {
                 let node = SingleNodeRoutingInfo::ByAddress { host: host.clone(), port: *port };
                 let answer = connection.clone().route_command(call, RoutingInfo::SingleNode(node)).await;
-                answer.and_then(Value::extract_error).map_err(|error| self.context.store_error(error))?
+                answer.and_then(Value::extract_error)
             }
-            _ => self.query(&call).await?,
+            _ => self.try_query(&call, 1).await,
         };
-        let (next, keys): (u64, Vec<Vec<u8>>) =
-            ::redis::from_redis_value(answer).map_err(|error| self.context.store_error(error.into()))?;
+        let (next, keys): (u64, Vec<Vec<u8>>) = self.read(answer)?;
         // A key that is not UTF-8 is not ours.
         Ok((next, keys.into_iter().filter_map(|key| String::from_utf8(key).ok()).collect()))
     }

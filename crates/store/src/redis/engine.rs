@@ -1,10 +1,9 @@
 //! The engine trait on Redis: steps run in the lease script; buckets, leases and records are read by
 //! commands.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use ::redis::Value;
+use ::redis::Cmd;
 use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::meter::Meter;
 use tidegate_core::limit::name::{Across, EntityId, ResourceName, Subject};
@@ -17,9 +16,8 @@ use super::index::Prefix;
 use super::keyspace::{Home, Keyspace, Layout, moment_of};
 use super::leases::StoredLease;
 use super::lua_codec::Unpacker;
-use super::records::{META, number};
-use super::script::{DUE, LOOK};
-use super::steps::{Op, Step, StepOutcome};
+use super::records::META;
+use super::script::{DUE, LOOK, NO_ARGS};
 use crate::buckets::{Bucket, BucketSnapshot, LeaseSnapshot, LeaseStatus, Lookup};
 use crate::changes::Changes;
 use crate::cursor::UsagePlace;
@@ -41,7 +39,7 @@ impl Engine for Redis {
             is_immediate: false,
             is_durable: true,
             clock: ClockSource::Engine,
-            deadline: self.inner.deadline,
+            deadline: self.inner.options.deadline,
         }
     }
 
@@ -54,40 +52,25 @@ impl Engine for Redis {
             if matches!(step.change, Change::Take(_, TakeMode::Open(_) | TakeMode::Spend)) {
                 self.sweep_if_due();
             }
-            match self.step(step.into()).await? {
-                StepOutcome::Granted(moved) => Ok(StepResult::Granted(moved)),
-                StepOutcome::Refused(moved) => Ok(StepResult::Refused(moved)),
-                StepOutcome::Renewed(renewed) => Ok(StepResult::Renewed(renewed)),
-                StepOutcome::Expired(_) | StepOutcome::NotDue => {
-                    let what = "the script replied to another kind of step".to_owned();
-                    Err(StoreError::Corrupt { what })
-                }
-            }
+            self.step(step).await
         })
     }
 
     fn find_lease(&self, lease: LeaseId) -> Reply<'_, LeaseStatus> {
         Reply::later(async move {
-            let Some((home, found)) = self.search_lease(lease).await? else {
-                return Err(StoreError::NoLease { lease });
-            };
+            let no_lease = || StoreError::NoLease { lease };
+            let (home, mut found) = self.search_lease(lease).await?.ok_or_else(no_lease)?;
             let at = self.read_values(home, &[]).await?.at;
-            match found {
-                StoredLease::Open(levels, record) if record.is_due(at) => {
-                    self.expire(lease, &levels).await?;
-                    match self.lease_at(home, lease).await? {
-                        Some(StoredLease::Ended(ended)) => Ok(LeaseStatus::Ended(ended)),
-                        Some(StoredLease::Open(levels, record)) => {
-                            Ok(LeaseStatus::Open(LeaseSnapshot { at, levels, record }))
-                        }
-                        None => Err(StoreError::NoLease { lease }),
-                    }
-                }
-                StoredLease::Open(levels, record) => {
-                    Ok(LeaseStatus::Open(LeaseSnapshot { at, levels, record }))
-                }
-                StoredLease::Ended(ended) => Ok(LeaseStatus::Ended(ended)),
+            if let StoredLease::Open(levels, record) = &found
+                && record.is_due(at)
+            {
+                self.expire(lease, levels).await?;
+                found = self.lease_at(home, lease).await?.ok_or_else(no_lease)?;
             }
+            Ok(match found {
+                StoredLease::Open(levels, record) => LeaseStatus::Open(LeaseSnapshot { at, levels, record }),
+                StoredLease::Ended(ended) => LeaseStatus::Ended(ended),
+            })
         })
     }
 
@@ -160,9 +143,8 @@ impl Engine for Redis {
 
     fn newest_version(&self) -> Reply<'_, Version> {
         Reply::later(async move {
-            let mut read = ::redis::cmd("HGET");
-            read.arg(self.inner.keyspace.admin(META)).arg("version");
-            Ok(Version::new(number(&self.inner.connection.query(&read).await?)?))
+            let read = Cmd::hget(self.inner.keyspace.admin(META), "version");
+            Ok(Version::new(self.inner.connection.query::<Option<_>>(&read).await?.unwrap_or(0)))
         })
     }
 
@@ -188,10 +170,8 @@ impl Redis {
                 let wanted = left.min(SWEEP_BATCH);
                 let due = self.due(home, wanted).await?;
                 for lease in &due {
-                    match self.end(home, *lease).await? {
-                        Some(OnExpiry::Settle) => swept.settled += 1,
-                        Some(OnExpiry::Return) => swept.returned += 1,
-                        None => {}
+                    if let Some(how) = self.end(home, *lease).await? {
+                        swept.ended(how);
                     }
                 }
                 left -= due.len();
@@ -206,69 +186,42 @@ impl Redis {
     /// Ends a lease that is past its deadline. One that cannot be read is removed from the deadlines, so that
     /// it does not block others.
     async fn end(&self, home: Home, lease: LeaseId) -> Result<Option<OnExpiry>, StoreError> {
-        let (how, is_open) = match self.lease_at(home, lease).await {
-            Ok(Some(StoredLease::Open(levels, _))) => (self.expire(lease, &levels).await, true),
-            Ok(Some(StoredLease::Ended(_)) | None) => (Ok(None), false),
-            Err(error) => (Err(error), false),
+        let ended = match self.lease_at(home, lease).await {
+            Ok(Some(StoredLease::Open(levels, record))) => {
+                self.expire(lease, &levels).await.map(|has_ended| (has_ended, Some(record.on_expiry())))
+            }
+            Ok(Some(StoredLease::Ended(_)) | None) => Ok((false, None)),
+            Err(error) => Err(error),
         };
-        let (how, is_open) = match how {
-            Err(StoreError::Corrupt { .. } | StoreError::Invalid { .. }) => (None, false),
-            how => (how?, is_open),
-        };
-        // An open lease that was not due stays: it was renewed, or the script's clock is behind the one that
-        // was read.
-        if how.is_none() && !is_open {
-            let mut forget = ::redis::cmd("ZREM");
-            forget.arg(self.inner.keyspace.open_leases(home)).arg(lease.to_string());
-            self.inner.connection.query(&forget).await?;
+        match ended {
+            // An open lease that was not due stays: it was renewed, or the script's clock is behind the one
+            // that was read.
+            Ok((has_ended, Some(how))) => return Ok(Some(how).filter(|_| has_ended)),
+            Ok((_, None)) | Err(StoreError::Corrupt { .. } | StoreError::Invalid { .. }) => {}
+            Err(error) => return Err(error),
         }
-        Ok(how)
+        let forget = Cmd::zrem(self.inner.keyspace.open_leases(home), lease.to_string());
+        self.inner.connection.query(&forget).await.map(|()| None)
     }
 
     async fn due(&self, home: Home, max: usize) -> Result<Vec<LeaseId>, StoreError> {
         let keyspace = &self.inner.keyspace;
-        let (clock, open) = (keyspace.clock(home), keyspace.open_leases(home));
-        let (keys, max) = ([clock.as_bytes(), open.as_bytes()], max.to_string());
-        match self.inner.connection.run(&DUE, &keys, &[max.as_bytes()]).await? {
-            Value::Array(ids) => {
-                let id = |id: &Value| match id {
-                    Value::BulkString(id) => std::str::from_utf8(id).ok().and_then(|id| id.parse().ok()),
-                    _ => None,
-                };
-                Ok(ids.iter().filter_map(id).collect())
-            }
-            other => Err(self.inner.connection.context().unexpected(&other)),
-        }
-    }
-
-    /// Ends a lease that is past its deadline, unless another process has ended it.
-    async fn expire(
-        &self,
-        lease: LeaseId,
-        levels: &Arc<tidegate_core::limit::cascade::Levels>,
-    ) -> Result<Option<OnExpiry>, StoreError> {
-        match self.step(Step::new(Op::Expire, lease, 0, levels)).await? {
-            StepOutcome::Expired(how) => Ok(Some(how)),
-            _ => Ok(None),
-        }
+        let keys = [keyspace.clock(home), keyspace.open_leases(home)];
+        let ids: Vec<Vec<u8>> = self.inner.connection.run(&DUE, &keys, &[max]).await?;
+        let id = |id: &Vec<u8>| std::str::from_utf8(id).ok()?.parse().ok();
+        Ok(ids.iter().filter_map(id).collect())
     }
 
     /// Finds a lease at a home. The key of open leases is read first, so that a lease that ends between the
     /// two reads is found.
     async fn lease_at(&self, home: Home, lease: LeaseId) -> Result<Option<StoredLease>, StoreError> {
         let keyspace = &self.inner.keyspace;
-        let mut open = ::redis::cmd("GET");
-        open.arg(keyspace.lease(home, lease));
-        let ended = moment_of(lease).map(|moment| {
-            let mut ended = ::redis::cmd("HGET");
-            ended.arg(format!("{}{moment:x}", keyspace.moments(home))).arg(lease.to_string());
-            ended
-        });
+        let open = Cmd::get(keyspace.lease(home, lease));
+        let ended = moment_of(lease)
+            .map(|moment| Cmd::hget(format!("{}{moment:x}", keyspace.moments(home)), lease.to_string()));
         for get in [Some(open), ended].into_iter().flatten() {
-            match self.inner.connection.query(&get).await? {
-                Value::Nil => {}
-                Value::BulkString(kept) => return StoredLease::read(&kept).map(Some),
-                other => return Err(self.inner.connection.context().unexpected(&other)),
+            if let Some(kept) = self.inner.connection.query::<Option<Vec<u8>>>(&get).await? {
+                return StoredLease::read(&kept).map(Some);
             }
         }
         Ok(None)
@@ -299,33 +252,28 @@ impl Redis {
         let keyspace = &self.inner.keyspace;
         let mut by_home: Vec<(Home, Vec<&Subject>)> = Vec::new();
         for subject in subjects {
-            let home = match keyspace.layout() {
-                Layout::One => Some(Keyspace::admin_home()),
-                Layout::Trees => keyspace.home_of(&self.inner.connection, &subject.entity).await?,
-            };
+            let home = keyspace.home_of(&self.inner.connection, &subject.entity).await?;
             let Some(home) = home else { continue };
             match by_home.iter_mut().find(|(other, _)| *other == home) {
                 Some((_, all)) => all.push(subject),
                 None => by_home.push((home, vec![subject])),
             }
         }
-        let (mut clock, mut found) = (None, Vec::new());
+        if by_home.is_empty() {
+            by_home.push((Keyspace::admin_home(), Vec::new()));
+        }
+        let (mut at, mut clock_offset, mut found) = (Stamp::ZERO, Duration::ZERO, Vec::new());
         for (home, subjects) in by_home {
             let keys: Vec<String> = subjects.iter().map(|subject| keyspace.bucket(home, subject)).collect();
-            let TimedValues { at, clock_offset, values } = self.read_values(home, &keys).await?;
-            clock = clock.max(Some((at, clock_offset)));
-            for (subject, value) in subjects.into_iter().zip(values) {
+            let read = self.read_values(home, &keys).await?;
+            (at, clock_offset) = (at, clock_offset).max((read.at, read.clock_offset));
+            for (subject, value) in subjects.into_iter().zip(read.values) {
                 if let Some(value) = value {
-                    found.push(Bucket { subject: subject.clone(), at, meters: meters(&value)? });
+                    let meters = meters(&value)?;
+                    found.push(Bucket { subject: subject.clone(), at: read.at, meters });
                 }
             }
         }
-        let (at, clock_offset) = if let Some(clock) = clock {
-            clock
-        } else {
-            let looked = self.read_values(Keyspace::admin_home(), &[]).await?;
-            (looked.at, looked.clock_offset)
-        };
         // In the order of the request.
         let place = |bucket: &Bucket| subjects.iter().position(|subject| *subject == bucket.subject);
         if subjects.len() > 1 && keyspace.layout() == Layout::Trees {
@@ -337,29 +285,10 @@ impl Redis {
     /// The time at a home and the values of these keys.
     pub(super) async fn read_values(&self, home: Home, keys: &[String]) -> Result<TimedValues, StoreError> {
         let clock = self.inner.keyspace.clock(home);
-        let all: Vec<&[u8]> = std::iter::once(&clock).chain(keys).map(String::as_bytes).collect();
-        let context = self.inner.connection.context();
-        let Value::Array(values) = self.inner.connection.run(&LOOK, &all, &[]).await? else {
-            return Err(StoreError::Corrupt { what: format!("`{}` did not return the time", context.place) });
-        };
-        let mut values = values.into_iter();
-        let mut part = || match values.next() {
-            Some(Value::BulkString(part)) => {
-                std::str::from_utf8(&part).ok().and_then(|part| part.parse().ok())
-            }
-            _ => None,
-        };
-        let (Some(seconds), Some(micros), Some(offset)) = (part(), part(), part()) else {
-            return Err(StoreError::Corrupt { what: format!("`{}` did not return the time", context.place) });
-        };
-        let at = Stamp::from_micros(u64::saturating_add(u64::saturating_mul(seconds, 1_000_000), micros));
-        let value = |value: Value| match value {
-            Value::Nil => Ok(None),
-            Value::BulkString(value) => Ok(Some(value)),
-            other => Err(context.unexpected(&other)),
-        };
-        let values = values.map(value).collect::<Result<_, _>>()?;
-        Ok(TimedValues { at, clock_offset: Duration::from_micros(offset), values })
+        let all: Vec<&String> = std::iter::once(&clock).chain(keys).collect();
+        let found = self.inner.connection.run(&LOOK, &all, NO_ARGS).await?;
+        let (at, offset, values): (u64, u64, Vec<Option<Vec<u8>>>) = found;
+        Ok(TimedValues { at: Stamp::from_micros(at), clock_offset: Duration::from_micros(offset), values })
     }
 }
 

@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+use ::redis::{ErrorKind, RedisError, Value};
 
 use crate::error::StoreError;
 
@@ -46,15 +46,8 @@ impl ErrorContext {
         let parsed = ::redis::parse_redis_value(format!("-{}\r\n", line.trim_start_matches('-')).as_bytes());
         match parsed.and_then(Value::extract_error) {
             Err(error) => self.store_error(error),
-            Ok(other) => self.unexpected(&other),
+            Ok(_) => StoreError::Corrupt { what: format!("`{}`: {line}", self.place) },
         }
-    }
-
-    /// The error for a reply that none of our scripts sends.
-    pub(super) fn unexpected(&self, reply: &Value) -> StoreError {
-        let mut shown: String = format!("{reply:?}").chars().take(200).collect();
-        shown.insert_str(0, &format!("`{}` replied ", self.place));
-        StoreError::Corrupt { what: shown }
     }
 }
 
@@ -74,8 +67,7 @@ fn kind(error: &RedisError) -> Kind {
         | ErrorKind::ClusterConnectionNotFound
         | ErrorKind::MasterNameNotFoundBySentinel
         | ErrorKind::NoValidReplicasFoundBySentinel => Kind::Unavailable,
-        ErrorKind::Server(kind) => server_kind(kind, error),
-        ErrorKind::Extension => code_kind(error.code().unwrap_or_default()),
+        ErrorKind::Server(_) | ErrorKind::Extension => code_kind(error),
         // A truncated reply is reported as a parse error.
         ErrorKind::Parse if error.to_string().contains("end of input") => Kind::Unavailable,
         ErrorKind::Parse | ErrorKind::UnexpectedReturnType => Kind::Corrupt,
@@ -83,18 +75,16 @@ fn kind(error: &RedisError) -> Kind {
     }
 }
 
-fn server_kind(kind: ServerErrorKind, error: &RedisError) -> Kind {
-    match kind {
-        ServerErrorKind::BusyLoading
-        | ServerErrorKind::ClusterDown
-        | ServerErrorKind::MasterDown
-        | ServerErrorKind::ReadOnly
-        | ServerErrorKind::TryAgain
-        | ServerErrorKind::Moved
-        | ServerErrorKind::Ask
-        | ServerErrorKind::NoScript => Kind::Unavailable,
-        ServerErrorKind::NoPerm => Kind::Denied,
-        ServerErrorKind::ResponseError => {
+/// The kind of an error that the server replied with.
+fn code_kind(error: &RedisError) -> Kind {
+    match error.code().unwrap_or_default() {
+        "NOAUTH" | "WRONGPASS" | "DENIED" | "NOPERM" => Kind::Denied,
+        "WRONGTYPE" => Kind::Corrupt,
+        "LOADING" | "CLUSTERDOWN" | "MASTERDOWN" | "READONLY" | "TRYAGAIN" | "MOVED" | "ASK" | "NOSCRIPT"
+        | "OOM" | "BUSY" | "NOREPLICAS" | "MISCONF" | "UNBLOCKED" | "INPROG" | "STALE" | "FAILOVER" => {
+            Kind::Unavailable
+        }
+        "ERR" => {
             let detail = error.to_string();
             if detail.contains("max number of clients") {
                 Kind::Unavailable
@@ -104,17 +94,6 @@ fn server_kind(kind: ServerErrorKind, error: &RedisError) -> Kind {
             } else {
                 Kind::Invalid
             }
-        }
-        _ => Kind::Invalid,
-    }
-}
-
-fn code_kind(code: &str) -> Kind {
-    match code {
-        "NOAUTH" | "WRONGPASS" | "DENIED" => Kind::Denied,
-        "WRONGTYPE" => Kind::Corrupt,
-        "OOM" | "BUSY" | "NOREPLICAS" | "MISCONF" | "UNBLOCKED" | "INPROG" | "STALE" | "FAILOVER" => {
-            Kind::Unavailable
         }
         _ => Kind::Invalid,
     }

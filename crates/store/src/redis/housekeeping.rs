@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use ::redis::Value;
+use ::redis::Cmd;
 use tidegate_core::time::Stamp;
 
 use super::Redis;
@@ -40,13 +40,10 @@ impl Redis {
     /// process has claimed it.
     pub(super) async fn sweep_in_background(&self, max: usize) -> Result<(), StoreError> {
         self.sweep_up_to(max).await?;
-        let mut claim = ::redis::cmd("SET");
-        claim.arg(self.inner.keyspace.admin("tending")).arg(1).arg("NX");
-        claim.arg("PX").arg(self.inner.swept_every.as_millis().clamp(1, CLAIM_MAX.as_millis()).to_string());
-        match self.inner.connection.query(&claim).await? {
-            Value::Okay => self.clean_up().await,
-            _ => Ok(()),
-        }
+        let span = self.inner.sweep_timer.every().clamp(Duration::from_millis(1), CLAIM_MAX).as_millis();
+        let mut claim = Cmd::set(self.inner.keyspace.admin("tending"), 1);
+        claim.arg("NX").arg("PX").arg(u64::try_from(span).unwrap_or(u64::MAX));
+        if self.inner.connection.query(&claim).await? { self.clean_up().await } else { Ok(()) }
     }
 
     /// Ends up to `max` leases that are past their deadline, then does some housekeeping.
@@ -70,7 +67,7 @@ impl Redis {
                 break;
             }
         }
-        let forgotten = match self.inner.retention.audit_before(looked.at) {
+        let forgotten = match self.inner.options.retention.audit_before(looked.at) {
             Some(before) => self.prune_audit(|entry| entry.at < before, LINES_MAX).await.map(drop),
             None => Ok(()),
         };
@@ -105,19 +102,14 @@ impl Redis {
         let subject = &subject(entity, resource)?;
         let (keyspace, connection) = (&self.inner.keyspace, &self.inner.connection);
         let fields: Vec<Vec<u8>> = match keyspace.home_of(connection, &subject.entity).await? {
-            Some(home) => {
-                let mut read = ::redis::cmd("HKEYS");
-                let answer = connection.query(read.arg(keyspace.usage(home, subject))).await?;
-                ::redis::from_redis_value(answer)
-                    .map_err(|error| connection.context().store_error(error.into()))?
-            }
+            Some(home) => connection.query(&Cmd::hkeys(keyspace.usage(home, subject))).await?,
             None => Vec::new(),
         };
         if fields.is_empty() {
             self.remove_if_unused(subject).await?;
             return Ok(left);
         }
-        for (window, before) in self.inner.retention.usage_before(now) {
+        for (window, before) in self.inner.options.retention.usage_before(now) {
             // Usually nothing is old, which the field names show.
             if left > 0 && fields.iter().any(|field| is_old(field, window, before)) {
                 left -= self.prune_subject(subject, window, before, left).await?;
@@ -127,22 +119,16 @@ impl Redis {
     }
 
     async fn load_progress(&self) -> Result<Progress, StoreError> {
-        let mut read = ::redis::cmd("HMGET");
-        read.arg(self.inner.keyspace.admin("tended")).arg("name").arg("server").arg("cursor");
-        let mut found = self.values(self.inner.connection.query(&read).await?)?.into_iter();
-        let mut text = || {
-            let part = found.next().flatten().unwrap_or_default();
-            String::from_utf8(part).unwrap_or_default()
-        };
-        let (name, server, cursor) = (text(), text(), text());
-        let keys = ScanPosition { server, cursor: cursor.parse().unwrap_or(0) };
-        Ok(Progress { name: Some(name).filter(|name| !name.is_empty()), keys })
+        let read = Cmd::hmget(self.inner.keyspace.admin("tended"), &["name", "server", "cursor"]);
+        let found: (Option<String>, Option<String>, Option<u64>) = self.inner.connection.query(&read).await?;
+        let keys = ScanPosition { server: found.1.unwrap_or_default(), cursor: found.2.unwrap_or(0) };
+        Ok(Progress { name: found.0.filter(|name| !name.is_empty()), keys })
     }
 
     async fn save_progress(&self, progress: &Progress) -> Result<(), StoreError> {
-        let mut keep = ::redis::cmd("HSET");
-        keep.arg(self.inner.keyspace.admin("tended")).arg("name").arg(progress.name.as_deref().unwrap_or(""));
-        keep.arg("server").arg(&progress.keys.server).arg("cursor").arg(progress.keys.cursor);
-        self.inner.connection.query(&keep).await.map(drop)
+        let Progress { name, keys } = progress;
+        let mut keep = Cmd::hset(self.inner.keyspace.admin("tended"), "name", name.as_deref().unwrap_or(""));
+        keep.arg("server").arg(&keys.server).arg("cursor").arg(keys.cursor);
+        self.inner.connection.query(&keep).await
     }
 }

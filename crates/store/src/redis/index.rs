@@ -5,8 +5,6 @@
 //! entity` for entities, `p kind …` and `x resource entity` for policies, `t token`, `a number` and `f filed
 //! number` for the audit.
 
-use ::redis::Value;
-
 use super::Redis;
 use crate::error::StoreError;
 
@@ -40,23 +38,14 @@ impl Redis {
         // A part ends with byte 0, so byte 1 in its place is past all members of the prefix.
         let to = format!("({}\u{1}", prefix.0.trim_end_matches('\0'));
         let mut call = ::redis::cmd("ZRANGE");
-        call.arg(self.inner.keyspace.admin("index"))
-            .arg(from)
-            .arg(to)
-            .arg("BYLEX")
-            .arg("LIMIT")
-            .arg(0)
-            .arg(max);
-        let connection = &self.inner.connection;
-        let Value::Array(found) = connection.query(&call).await? else { return Ok(Vec::new()) };
-        let name = |found: &Value| match found {
-            Value::BulkString(member) => {
-                let rest = member.strip_prefix(prefix.0.as_bytes()).unwrap_or(member);
-                Ok(String::from_utf8_lossy(rest).into_owned())
-            }
-            other => Err(connection.context().unexpected(other)),
+        call.arg(self.inner.keyspace.admin("index")).arg(from).arg(to);
+        call.arg("BYLEX").arg("LIMIT").arg(0).arg(max);
+        let found: Vec<Vec<u8>> = self.inner.connection.query(&call).await?;
+        let name = |member: &Vec<u8>| {
+            let rest = member.strip_prefix(prefix.0.as_bytes()).unwrap_or(member);
+            String::from_utf8_lossy(rest).into_owned()
         };
-        found.iter().map(name).collect()
+        Ok(found.iter().map(name).collect())
     }
 
     /// All names with a prefix.

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use ::redis::Value;
+use ::redis::Cmd;
 use foldhash::HashMap;
 use sha2::{Digest, Sha256};
 use tidegate_core::limit::cascade::Levels;
@@ -189,17 +189,17 @@ impl Keyspace {
             Layout::One => String::new(),
             Layout::Trees => format!("{:02x}", Sha256::digest(root.entity.as_str())[0]),
         };
-        let mut args = vec![new.as_bytes()];
+        let mut args = vec![new.as_str()];
         for subject in subjects() {
-            args.extend([subject.entity.as_str().as_bytes(), subject.resource.as_str().as_bytes()]);
+            args.extend([subject.entity.as_str(), subject.resource.as_str()]);
         }
         let keys = ["homes", "index", "trees"].map(|key| self.admin(key));
-        let keys = [keys[0].as_bytes(), keys[1].as_bytes(), keys[2].as_bytes()];
-        let home = match connection.run(&REGISTER, &keys, &args).await? {
-            Value::BulkString(home) => self.parse(&home)?,
-            Value::Array(pair) => return Err(different_homes(&pair)),
-            other => return Err(connection.context().unexpected(&other)),
-        };
+        let (home, conflict): (Vec<u8>, Option<(String, String)>) =
+            connection.run(&REGISTER, &keys, &args).await?;
+        if let Some((entity, other)) = conflict {
+            return Err(cross_tree_error(&entity, &other));
+        }
+        let home = self.parse(&home)?;
         self.cache_home(subjects(), home);
         self.registered.fetch_add(levels.levels().len(), Ordering::Relaxed);
         Ok(home)
@@ -219,13 +219,9 @@ impl Keyspace {
         if self.layout == Layout::One {
             return Ok(Some(Self::admin_home()));
         }
-        let mut call = ::redis::cmd("HGET");
-        call.arg(self.admin("homes")).arg(entity.as_str());
-        match connection.query(&call).await? {
-            Value::Nil => Ok(None),
-            Value::BulkString(home) => self.parse(&home).map(Some),
-            other => Err(connection.context().unexpected(&other)),
-        }
+        let home: Option<Vec<u8>> =
+            connection.query(&Cmd::hget(self.admin("homes"), entity.as_str())).await?;
+        home.map(|home| self.parse(&home)).transpose()
     }
 
     /// All homes that are in use.
@@ -233,16 +229,8 @@ impl Keyspace {
         if self.layout == Layout::One {
             return Ok(vec![Self::admin_home()]);
         }
-        let mut call = ::redis::cmd("SMEMBERS");
-        call.arg(self.admin("trees"));
-        let (Value::Array(homes) | Value::Set(homes)) = connection.query(&call).await? else {
-            return Ok(Vec::new());
-        };
-        let parse = |home: &Value| match home {
-            Value::BulkString(home) => self.parse(home),
-            other => Err(connection.context().unexpected(other)),
-        };
-        let mut homes = homes.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
+        let homes: Vec<Vec<u8>> = connection.query(&Cmd::smembers(self.admin("trees"))).await?;
+        let mut homes = homes.iter().map(|home| self.parse(home)).collect::<Result<Vec<_>, _>>()?;
         homes.sort_unstable();
         Ok(homes)
     }
@@ -277,16 +265,6 @@ impl Keyspace {
         }
         registrations.extend(subjects.map(|subject| (subject.clone(), (home, Instant::now()))));
     }
-}
-
-/// The error for two entities of one draw that have different homes.
-fn different_homes(pair: &[Value]) -> StoreError {
-    let shown = |value: &Value| match value {
-        Value::BulkString(text) => String::from_utf8_lossy(text).into_owned(),
-        other => format!("{other:?}"),
-    };
-    let names: Vec<String> = pair.iter().map(shown).collect();
-    cross_tree_error(&names.first().cloned().unwrap_or_default(), &names.get(1).cloned().unwrap_or_default())
 }
 
 /// The error for an entity that has drawn and would move to another tree.

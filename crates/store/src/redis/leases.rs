@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use tidegate_core::limit::cascade::{Levels, Units};
 use tidegate_core::limit::lease::{EndRecord, Ending, Record, Shortfall};
-use tidegate_core::limit::policy::OnExpiry;
 
 use super::lua_codec::Unpacker;
 use crate::codec::levels_from_text;
 use crate::error::StoreError;
+use crate::tables;
 
 /// A stored lease.
 pub(super) enum StoredLease {
@@ -27,7 +27,7 @@ impl StoredLease {
             return Ok(Self::Ended(EndRecord { how: ending(how)?, step, at, digest }));
         }
         let (drawn_at, stepped_at, deadline) = (read.stamp()?, read.stamp()?, read.stamp()?);
-        let on_expiry = on_expiry(read.byte()?)?;
+        let on_expiry = tables::on_expiry(read.byte()?.into())?;
         let _identity: [u8; 16] = read.array()?;
         let held: Units = (0..read.byte()?).map(|_| read.units()).collect::<Result<_, _>>()?;
         let mut shortfalls = Vec::new();
@@ -53,19 +53,7 @@ pub(super) fn levels(text: &[u8]) -> Result<Arc<Levels>, StoreError> {
     Ok(Arc::new(levels_from_text(text)?))
 }
 
+/// An ending by the script's number, which is 0 for an open lease.
 pub(super) fn ending(how: u8) -> Result<Ending, StoreError> {
-    match how {
-        1 => Ok(Ending::Settled),
-        2 => Ok(Ending::Cancelled),
-        3 => Ok(Ending::Expired),
-        other => Err(StoreError::Corrupt { what: format!("unknown ending {other} of a lease") }),
-    }
-}
-
-pub(super) fn on_expiry(how: u8) -> Result<OnExpiry, StoreError> {
-    match how {
-        0 => Ok(OnExpiry::Settle),
-        1 => Ok(OnExpiry::Return),
-        other => Err(StoreError::Corrupt { what: format!("unknown expiry {other} of a lease") }),
-    }
+    tables::ending(i64::from(how) - 1)
 }

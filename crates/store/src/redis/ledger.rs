@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ::redis::Value;
+use ::redis::Cmd;
 use tidegate_core::limit::audit::Entry;
 use tidegate_core::limit::name::{LimitName, Subject};
 use tidegate_core::limit::usage::{Usage, Window};
@@ -90,13 +90,7 @@ impl Redis {
     async fn usage_of(&self, subject: &Subject) -> Result<Option<BTreeMap<Vec<u8>, Vec<u8>>>, StoreError> {
         let (keyspace, connection) = (&self.inner.keyspace, &self.inner.connection);
         let Some(home) = keyspace.home_of(connection, &subject.entity).await? else { return Ok(None) };
-        let mut read = ::redis::cmd("HGETALL");
-        read.arg(keyspace.usage(home, subject));
-        let answer = connection.query(&read).await?;
-        Ok(Some(
-            ::redis::from_redis_value(answer)
-                .map_err(|error| connection.context().store_error(error.into()))?,
-        ))
+        connection.query(&Cmd::hgetall(keyspace.usage(home, subject))).await.map(Some)
     }
 
     async fn prune_usage(&self, window: Window, before: Stamp, max: usize) -> Result<u64, StoreError> {
@@ -150,10 +144,8 @@ impl Redis {
                     args.extend([name, was, is]);
                 }
             }
-            match connection.run(&SWAP, &[key.as_bytes()], &args).await? {
-                Value::Int(1) => return Ok(pruned),
-                Value::Int(0) => {}
-                other => return Err(connection.context().unexpected(&other)),
+            if connection.run(&SWAP, &[&key], &args).await? {
+                return Ok(pruned);
             }
         }
         Err(StoreError::unavailable(format!(
@@ -185,12 +177,8 @@ impl Redis {
                 break;
             }
             let keys = [hash_of(Kind::Entry), INDEX].map(|key| keyspace.admin(key));
-            let args: Vec<&[u8]> = gone.iter().map(String::as_bytes).collect();
             // A concurrent prune counts only what it deleted itself.
-            match connection.run(&FORGET, &keys.each_ref().map(String::as_bytes), &args).await? {
-                Value::Int(count) => pruned += usize::try_from(count).unwrap_or(0),
-                other => return Err(connection.context().unexpected(&other)),
-            }
+            pruned += connection.run::<usize>(&FORGET, &keys, &gone).await?;
             let gone = gone.len() / 3;
             if gone < numbers.len() {
                 break;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ::redis::Value;
+use ::redis::{Cmd, Value};
 use tidegate_core::limit::name::Namespace;
 use tidegate_core::time::Stamp;
 
@@ -10,7 +10,7 @@ use super::connection::Connection;
 use super::keyspace::{Keyspace, Layout};
 use super::lua_codec::Unpacker;
 use super::options::RedisOptions;
-use super::records::{META, hash_of, number};
+use super::records::{META, hash_of};
 use super::schema::{self, CURRENT};
 use crate::clock::{HostWall, WallClock};
 use crate::error::StoreError;
@@ -38,19 +38,94 @@ impl RedisOptions {
 
 impl Lifecycle for RedisLifecycle {
     fn init(&self) -> Reply<'_, InitReport> {
-        Reply::later(self.init_namespace())
+        Reply::later(async move {
+            let (connection, layout, _) = self.options.connect().await?;
+            let (_, is_new) = schema::prepare(&connection, &self.namespace, layout).await?;
+            let parts = vec![InitPart { part: self.part(), is_new }];
+            Ok(InitReport { of: whereabouts(&connection), parts, schema: CURRENT })
+        })
     }
 
     fn check(&self) -> Reply<'_, CheckReport> {
-        Reply::later(self.check_namespace())
+        Reply::later(async move {
+            let (connection, _, _) = self.options.connect().await?;
+            let found = schema::find(&connection, &self.namespace).await?;
+            if let Some(newer) = found.filter(|found| found.version > CURRENT) {
+                schema::check_version(&connection, &self.namespace, newer)?;
+            }
+            let server = ServerInfo::query(&connection).await?;
+            Ok(CheckReport {
+                of: whereabouts(&connection),
+                server: server.version_text(),
+                schema: found.map(|found| found.version),
+                schema_wanted: CURRENT,
+                namespace: self.namespace.to_string(),
+                missing: if found.is_some() { Vec::new() } else { vec![self.part()] },
+                durability: server.durability(),
+                settings: server.settings(),
+                clock: Some(self.clock(&connection).await?),
+                clock_offset: match found.map(|found| found.layout) {
+                    Some(Layout::One) => Some(self.clock_offset(&connection).await?),
+                    // On a cluster every tree of entities has a clock of its own.
+                    Some(Layout::Trees) | None => None,
+                },
+            })
+        })
     }
 
     fn upgrade(&self) -> Reply<'_, UpgradeReport> {
-        Reply::later(self.upgrade_namespaces())
+        Reply::later(async move {
+            let (connection, _, _) = self.options.connect().await?;
+            // The namespace that the address names, or all of them.
+            let names = if self.options.has_namespace() {
+                vec![self.namespace.clone()]
+            } else {
+                schema::enrolled(&connection).await?
+            };
+            let mut existing = Vec::new();
+            for name in names {
+                if let Some(found) = schema::find(&connection, &name).await? {
+                    if found.version > CURRENT {
+                        schema::check_version(&connection, &name, found)?;
+                    }
+                    existing.push((name, found));
+                }
+            }
+            if existing.is_empty() {
+                return Err(not_there(&format!("{} at `{}`", self.part(), connection.context().place)));
+            }
+            let mut parts = Vec::new();
+            for (name, found) in existing {
+                schema::upgrade(&connection, &name, found).await?;
+                parts.push(UpgradePart { part: part(&name), from: found.version });
+            }
+            Ok(UpgradeReport { of: whereabouts(&connection), parts, schema: CURRENT })
+        })
     }
 
     fn list(&self) -> Reply<'_, NamespaceList> {
-        Reply::later(self.list_namespaces())
+        Reply::later(async move {
+            let (connection, _, _) = self.options.connect().await?;
+            let mut spaces = Vec::new();
+            for name in schema::enrolled(&connection).await? {
+                if is_enough(&spaces) {
+                    break;
+                }
+                let Some(found) = schema::find(&connection, &name).await? else { continue };
+                let bare = Space {
+                    namespace: Some(name.to_string()),
+                    schema: Some(found.version),
+                    ..Space::default()
+                };
+                // The layout of a newer version is unknown.
+                spaces.push(if found.version > CURRENT {
+                    bare
+                } else {
+                    with_counts(&connection, &name, bare).await?
+                });
+            }
+            Ok(NamespaceList::cut(whereabouts(&connection), CURRENT, spaces))
+        })
     }
 }
 
@@ -59,50 +134,14 @@ impl RedisLifecycle {
         part(&self.namespace)
     }
 
-    async fn init_namespace(&self) -> Result<InitReport, StoreError> {
-        let (connection, layout, _) = self.options.connect().await?;
-        let (_, is_new) = schema::prepare(&connection, &self.namespace, layout).await?;
-        let parts = vec![InitPart { part: self.part(), is_new }];
-        Ok(InitReport { of: whereabouts(&connection), parts, schema: CURRENT })
-    }
-
-    async fn check_namespace(&self) -> Result<CheckReport, StoreError> {
-        let (connection, _, _) = self.options.connect().await?;
-        let found = schema::find(&connection, &self.namespace).await?;
-        if let Some(newer) = found.filter(|found| found.version > CURRENT) {
-            schema::check_version(&connection, &self.namespace, newer)?;
-        }
-        let server = ServerInfo::query(&connection).await?;
-        Ok(CheckReport {
-            of: whereabouts(&connection),
-            server: server.version_text(),
-            schema: found.map(|found| found.version),
-            schema_wanted: CURRENT,
-            namespace: self.namespace.to_string(),
-            missing: if found.is_some() { Vec::new() } else { vec![self.part()] },
-            durability: server.durability(),
-            settings: server.settings(),
-            clock: Some(self.clock(&connection).await?),
-            clock_offset: match found.map(|found| found.layout) {
-                Some(Layout::One) => Some(self.clock_offset(&connection).await?),
-                // On a cluster every tree of entities has a clock of its own.
-                Some(Layout::Trees) | None => None,
-            },
-        })
-    }
-
     /// How far the namespace's time is ahead of the server's clock.
     async fn clock_offset(&self, connection: &Connection) -> Result<Duration, StoreError> {
         let key = Keyspace::new(&self.namespace, Layout::One).clock(Keyspace::admin_home());
-        match connection.query(::redis::cmd("GET").arg(key)).await? {
-            Value::Nil => Ok(Duration::ZERO),
-            Value::BulkString(kept) => {
-                let mut kept = Unpacker::new(&kept, "the clock");
-                kept.stamp()?;
-                Ok(kept.stamp()?.since(Stamp::ZERO))
-            }
-            other => Err(connection.context().unexpected(&other)),
-        }
+        let kept: Option<Vec<u8>> = connection.query(&Cmd::get(key)).await?;
+        let Some(kept) = kept else { return Ok(Duration::ZERO) };
+        let mut kept = Unpacker::new(&kept, "the clock");
+        kept.stamp()?;
+        Ok(kept.stamp()?.since(Stamp::ZERO))
     }
 
     /// Compares the clock of the server that has the namespace's records, which it dates, with this host's.
@@ -112,62 +151,12 @@ impl RedisLifecycle {
             .arg(1)
             .arg(Keyspace::new(&self.namespace, Layout::One).admin(META));
         // The first call may have to connect.
-        connection.query(&call).await?;
+        connection.query::<()>(&call).await?;
         let before = HostWall.now();
-        let reply = connection.query(&call).await?;
+        let (seconds, micros): (u64, u64) = connection.query(&call).await?;
         let after = HostWall.now();
-        let Value::Array(parts) = &reply else { return Err(connection.context().unexpected(&reply)) };
-        let [seconds, micros] = &parts[..] else { return Err(connection.context().unexpected(&reply)) };
-        let micros = number(seconds)?.saturating_mul(1_000_000).saturating_add(number(micros)?);
+        let micros = seconds.saturating_mul(1_000_000).saturating_add(micros);
         Ok(ClockDifference::between(before, Stamp::from_micros(micros), after))
-    }
-
-    async fn upgrade_namespaces(&self) -> Result<UpgradeReport, StoreError> {
-        let (connection, _, _) = self.options.connect().await?;
-        // The namespace that the address names, or all of them.
-        let names = if self.options.has_namespace() {
-            vec![self.namespace.clone()]
-        } else {
-            schema::all(&connection).await?
-        };
-        let mut existing = Vec::new();
-        for name in names {
-            if let Some(found) = schema::find(&connection, &name).await? {
-                if found.version > CURRENT {
-                    schema::check_version(&connection, &name, found)?;
-                }
-                existing.push((name, found));
-            }
-        }
-        if existing.is_empty() {
-            return Err(not_there(&format!("{} at `{}`", self.part(), connection.context().place)));
-        }
-        let mut parts = Vec::new();
-        for (name, found) in existing {
-            schema::upgrade(&connection, &name, found).await?;
-            parts.push(UpgradePart { part: part(&name), from: found.version });
-        }
-        Ok(UpgradeReport { of: whereabouts(&connection), parts, schema: CURRENT })
-    }
-
-    async fn list_namespaces(&self) -> Result<NamespaceList, StoreError> {
-        let (connection, _, _) = self.options.connect().await?;
-        let mut spaces = Vec::new();
-        for name in schema::enrolled(&connection).await? {
-            if is_enough(&spaces) {
-                break;
-            }
-            let Some(found) = schema::find(&connection, &name).await? else { continue };
-            let bare =
-                Space { namespace: Some(name.to_string()), schema: Some(found.version), ..Space::default() };
-            // The layout of a newer version is unknown.
-            spaces.push(if found.version > CURRENT {
-                bare
-            } else {
-                with_counts(&connection, &name, bare).await?
-            });
-        }
-        Ok(NamespaceList::cut(whereabouts(&connection), CURRENT, spaces))
     }
 }
 
@@ -182,18 +171,11 @@ fn part(namespace: &Namespace) -> Part {
 /// Adds counts to a namespace.
 async fn with_counts(connection: &Connection, name: &Namespace, bare: Space) -> Result<Space, StoreError> {
     let keyspace = Keyspace::new(name, Layout::One);
-    let count = async |kind: Kind| {
-        let mut call = ::redis::cmd("HLEN");
-        call.arg(keyspace.admin(hash_of(kind)));
-        match connection.query(&call).await? {
-            Value::Int(count) => Ok(Some(count.unsigned_abs())),
-            other => Err(connection.context().unexpected(&other)),
-        }
-    };
-    let mut changes = ::redis::cmd("HGET");
-    changes.arg(keyspace.admin(META)).arg("version");
+    let count =
+        async |kind: Kind| connection.query(&Cmd::hlen(keyspace.admin(hash_of(kind)))).await.map(Some);
+    let changes: Option<u64> = connection.query(&Cmd::hget(keyspace.admin(META), "version")).await?;
     Ok(Space {
-        changes: Some(number(&connection.query(&changes).await?)?),
+        changes: Some(changes.unwrap_or(0)),
         entities: count(Kind::Entity).await?,
         policies: count(Kind::Policy).await?,
         ..bare

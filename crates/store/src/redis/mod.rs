@@ -29,18 +29,14 @@ mod steps;
 mod usage;
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::time::Instant;
 
 pub use options::RedisOptions;
 pub use repair::RepairReport;
 
-use crate::retention::Retention;
-use crate::sync::lock;
+use crate::background::{SweepTimer, UniqueNames};
 use batcher::Batchers;
 use connection::Connection;
 use keyspace::Keyspace;
@@ -48,8 +44,6 @@ use levels::LevelsCache;
 use listen::{ChangeListener, ChangeSource};
 use records::META;
 
-/// The default interval at which a process that draws ends leases past their deadline.
-const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 /// The most leases that a sweep in the background ends.
 const BACKGROUND_SWEEP_MAX: usize = 1_000;
 
@@ -81,45 +75,32 @@ struct Inner {
     batchers: Batchers,
     /// The runtime on which the store was opened.
     runtime: Option<Handle>,
-    deadline: Duration,
-    retention: Retention,
+    options: RedisOptions,
     /// A warning about server settings that may break guarantees.
     caution: Option<String>,
-    /// Identifies this handle, and with the counter each of its changes.
-    handle: u128,
-    changes: AtomicU64,
-    swept_every: Duration,
-    last_sweep: std::sync::Mutex<Instant>,
+    /// The ids of changes: a commit that is retried is recognized by its id.
+    change_ids: UniqueNames,
+    sweep_timer: SweepTimer,
     listener: OnceLock<ChangeListener>,
-}
-
-/// The settings of a store besides its connection.
-struct Settings {
-    deadline: Duration,
-    retention: Retention,
-    swept_every: Duration,
-    caution: Option<String>,
 }
 
 impl Redis {
     fn new(
         (connection, change_source): (Connection, ChangeSource),
         keyspace: Keyspace,
-        options: Settings,
+        options: RedisOptions,
+        caution: Option<String>,
     ) -> Self {
         let inner = Inner {
             connection,
             keyspace,
             levels_cache: LevelsCache::default(),
-            deadline: options.deadline,
-            retention: options.retention,
-            swept_every: options.swept_every,
-            caution: options.caution,
+            caution,
             batchers: Batchers::new(options.deadline),
             runtime: Handle::try_current().ok(),
-            handle: random(),
-            changes: AtomicU64::new(0),
-            last_sweep: std::sync::Mutex::new(Instant::now()),
+            change_ids: UniqueNames::new(),
+            sweep_timer: SweepTimer::new(options.swept_every),
+            options,
             listener: OnceLock::new(),
         };
         let store = Self { inner: Arc::new(inner) };
@@ -136,12 +117,6 @@ impl Redis {
         &self.inner.connection.context().place
     }
 
-    /// The id of the next change: a commit that is retried is recognized by it.
-    fn next_change(&self) -> String {
-        let inner = &self.inner;
-        format!("{:032x}-{}", inner.handle, inner.changes.fetch_add(1, Ordering::Relaxed))
-    }
-
     /// The pub/sub channel of changes.
     fn channel(&self) -> String {
         self.inner.keyspace.admin("changed")
@@ -149,24 +124,13 @@ impl Redis {
 
     /// Starts a sweep in the background if the interval since the last one has passed.
     fn sweep_if_due(&self) {
-        {
-            let mut last_sweep = lock(&self.inner.last_sweep);
-            if last_sweep.elapsed() < self.inner.swept_every {
-                return;
-            }
-            *last_sweep = Instant::now();
+        if !self.inner.sweep_timer.is_due() {
+            return;
         }
         let store = self.clone();
         // The next sweep retries after a failure.
         tokio::spawn(async move { drop(store.sweep_in_background(BACKGROUND_SWEEP_MAX).await) });
     }
-}
-
-/// A random number: two hashers of this process have keys of their own.
-fn random() -> u128 {
-    use std::hash::{BuildHasher, RandomState};
-    let half = || u128::from(RandomState::new().hash_one(std::process::id()));
-    (half() << 64) | half()
 }
 
 impl fmt::Debug for Redis {

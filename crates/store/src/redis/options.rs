@@ -8,13 +8,14 @@ use ::redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerTyp
 use ::redis::{Client, ConnectionInfo, IntoConnectionInfo, TlsMode};
 use tidegate_core::limit::name::Namespace;
 
+use super::Redis;
 use super::connection::{Connection, Source};
 use super::errors::ErrorContext;
 use super::keyspace::{Keyspace, Layout};
 use super::lifecycle::caution;
 use super::listen::ChangeSource;
 use super::schema;
-use super::{Redis, SWEEP_INTERVAL, Settings};
+use crate::background::SweepTimer;
 use crate::error::StoreError;
 use crate::lifecycle::namespace;
 use crate::open::{check_login, ready_for_tls};
@@ -42,9 +43,9 @@ pub struct RedisOptions {
     /// `None` stands for `default`.
     namespace: Option<String>,
     timeout: Duration,
-    deadline: Duration,
-    retention: Retention,
-    swept_every: Duration,
+    pub(super) deadline: Duration,
+    pub(super) retention: Retention,
+    pub(super) swept_every: Duration,
 }
 
 /// A parsed address.
@@ -75,7 +76,7 @@ impl RedisOptions {
             timeout: TIMEOUT,
             deadline: DEADLINE,
             retention: Retention::default(),
-            swept_every: SWEEP_INTERVAL,
+            swept_every: SweepTimer::INTERVAL,
         }
     }
 
@@ -136,9 +137,7 @@ impl RedisOptions {
         if let Some(caution) = &caution {
             tracing::warn!(target: "tidegate::store", "{caution}");
         }
-        let Self { deadline, retention, swept_every, .. } = self;
-        let settings = Settings { deadline, retention, swept_every, caution };
-        Ok(Redis::new((connection, change_source), Keyspace::new(&namespace, layout), settings))
+        Ok(Redis::new((connection, change_source), Keyspace::new(&namespace, layout), self, caution))
     }
 
     /// Validates the options before any call.
@@ -220,14 +219,12 @@ impl Address {
         check_login(url)?;
         let (scheme, rest) =
             url.split_once("://").ok_or_else(|| invalid("an address without `://`".to_owned()))?;
-        let (is_tls, kind) = match scheme {
-            "redis" => (false, AddressKind::Server),
-            "rediss" => (true, AddressKind::Server),
-            "redis+sentinel" => (false, AddressKind::Sentinels),
-            "rediss+sentinel" => (true, AddressKind::Sentinels),
-            "redis+cluster" => (false, AddressKind::Cluster),
-            "rediss+cluster" => (true, AddressKind::Cluster),
-            other => return Err(invalid(format!("`{}` is not a scheme of Redis", other.escape_debug()))),
+        let is_tls = scheme.starts_with("rediss");
+        let kind = match scheme.strip_prefix(if is_tls { "rediss" } else { "redis" }) {
+            Some("") => AddressKind::Server,
+            Some("+sentinel") => AddressKind::Sentinels,
+            Some("+cluster") => AddressKind::Cluster,
+            _ => return Err(invalid(format!("`{}` is not a scheme of Redis", scheme.escape_debug()))),
         };
         if is_tls {
             ready_for_tls()?;

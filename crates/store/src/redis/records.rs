@@ -3,7 +3,7 @@
 //! A record is stored as texts separated by zero bytes, which none of them contains: its version, the parts
 //! that scripts read, and its body.
 
-use ::redis::Value;
+use ::redis::Cmd;
 use tidegate_core::limit::entity::Entity;
 use tidegate_core::limit::name::{EntityId, ResourceName, Subject};
 use tidegate_core::limit::policy::{Scope, Version};
@@ -98,6 +98,13 @@ fn decode(key: Key, value: &[u8]) -> Result<Record, StoreError> {
     Record::from_text(key, Some(parts[1]), version, &body)
 }
 
+/// Decodes the values that were found for these keys.
+fn decode_all(
+    found: impl Iterator<Item = (Result<Key, StoreError>, Option<Vec<u8>>)>,
+) -> Result<Vec<Option<Record>>, StoreError> {
+    found.map(|(key, value)| value.map(|value| decode(key?, &value)).transpose()).collect()
+}
+
 /// The members of the index that find a record.
 fn members(record: &Record) -> Vec<String> {
     let (letter, linked) = match record.key.kind() {
@@ -126,37 +133,21 @@ impl Redis {
         let hashes = [Kind::Policy, Kind::Entity, Kind::Token, Kind::Entry];
         let mut names = vec![keyspace.admin(META), keyspace.clock(Keyspace::admin_home())];
         names.extend(hashes.map(|kind| keyspace.admin(hash_of(kind))));
-        let mut args = Vec::with_capacity(2 * keys.len());
-        for key in keys {
-            args.extend([(3 + key.kind() as usize).to_string(), field(key)]);
-        }
-        let names: Vec<&[u8]> = names.iter().map(String::as_bytes).collect();
-        let args: Vec<&[u8]> = args.iter().map(String::as_bytes).collect();
-        let mut found = self.values(connection.run(&READ, &names, &args).await?)?;
-        let values = found.split_off(found.len().min(4));
-        let mut numbers = [0; 4];
-        for (number, text) in numbers.iter_mut().zip(&found) {
-            *number = parse(text.as_deref().unwrap_or(b"0"))?;
-        }
-        let [version, entries, seconds, micros] = numbers;
-        let at = Stamp::from_micros(seconds.saturating_mul(1_000_000).saturating_add(micros));
-        let record = |(key, value): (&Key, &Option<Vec<u8>>)| {
-            value.as_deref().map(|value| decode(key.clone(), value)).transpose()
-        };
-        let records = keys.iter().zip(&values).map(record).collect::<Result<_, _>>()?;
-        Ok(Records { version: Version::new(version), entries, at, records })
+        let args: Vec<(usize, String)> =
+            keys.iter().map(|key| (3 + key.kind() as usize, field(key))).collect();
+        let found = connection.run(&READ, &names, &args).await?;
+        let (version, entries, at, values): (u64, u64, u64, Vec<Option<Vec<u8>>>) = found;
+        let records = decode_all(keys.iter().cloned().map(Ok).zip(values))?;
+        Ok(Records { version: Version::new(version), entries, at: Stamp::from_micros(at), records })
     }
 
     pub(super) async fn scan(&self, scan: &Scan) -> Result<Vec<Record>, StoreError> {
-        let (prefix, mut after) = match self.index_range(scan).await? {
-            IndexRange::One(key) => {
-                return Ok(self.records_at(scan.kind, &[field(&key)]).await?.into_iter().flatten().collect());
-            }
-            IndexRange::None => return Ok(Vec::new()),
-            IndexRange::Behind(prefix, after) => {
-                (Prefix::of(&prefix.iter().map(String::as_str).collect::<Vec<_>>()), after)
-            }
-        };
+        if let (Kind::Token, Of::Link(hash)) = (scan.kind, &scan.of) {
+            let find = Cmd::hget(self.inner.keyspace.admin(HASHES), hash);
+            let id: Option<String> = self.inner.connection.query(&find).await?;
+            return Ok(self.records_at(scan.kind, id.as_slice()).await?.into_iter().flatten().collect());
+        }
+        let (prefix, mut after) = index_range(scan);
         let mut found = Vec::new();
         // A record that is deleted between the index and its hash leaves a page short.
         while found.len() < scan.max {
@@ -173,46 +164,6 @@ impl Redis {
         Ok(found)
     }
 
-    /// The range of the index that has the records of a scan.
-    async fn index_range(&self, scan: &Scan) -> Result<IndexRange, StoreError> {
-        let after = scan.after.as_ref();
-        let behind = |prefix: &[&str], after: Option<String>| {
-            IndexRange::Behind(prefix.iter().map(|part| (*part).to_owned()).collect(), after)
-        };
-        let after_subject = match after {
-            Some(Key::Policy(Scope::Subject(subject))) => Some(subject),
-            _ => None,
-        };
-        Ok(match (scan.kind, &scan.of) {
-            (Kind::Policy, Of::All) => behind(&["p"], after.map(field)),
-            (Kind::Policy, Of::Link(resource)) => {
-                behind(&["x", resource], after_subject.map(|subject| subject.entity.to_string()))
-            }
-            (Kind::Policy, Of::Entity(entity)) => match after_subject {
-                Some(subject) if subject.entity > *entity => IndexRange::None,
-                Some(subject) if subject.entity == *entity => {
-                    behind(&["p", "3", entity.as_str()], Some(subject.resource.to_string()))
-                }
-                _ => behind(&["p", "3", entity.as_str()], None),
-            },
-            (Kind::Entity, Of::Link(parent)) => behind(&["c", parent], after.map(field)),
-            (Kind::Entity, _) => behind(&["e"], after.map(field)),
-            (Kind::Token, Of::Link(hash)) => {
-                let mut find = ::redis::cmd("HGET");
-                find.arg(self.inner.keyspace.admin(HASHES)).arg(hash);
-                match self.inner.connection.query(&find).await? {
-                    Value::BulkString(id) => {
-                        IndexRange::One(read_field(Kind::Token, &String::from_utf8_lossy(&id))?)
-                    }
-                    _ => IndexRange::None,
-                }
-            }
-            (Kind::Token, _) => behind(&["t"], after.map(field)),
-            (Kind::Entry, Of::Link(filed)) => behind(&["f", filed], after.map(field)),
-            (Kind::Entry, _) => behind(&["a"], after.map(field)),
-        })
-    }
-
     /// Makes the changes and their audit entries; `false` if the namespace's version has changed.
     pub(super) async fn write(&self, write: &RecordWrite) -> Result<bool, StoreError> {
         let inner = &self.inner;
@@ -223,9 +174,8 @@ impl Redis {
         }
         let keys = std::iter::once(META).chain(COMMITTED).map(|key| inner.keyspace.admin(key));
         let keys: Vec<String> = keys.collect();
-        let keys: Vec<&[u8]> = keys.iter().map(String::as_bytes).collect();
         let mut args = vec![
-            self.next_change(),
+            self.inner.change_ids.next(),
             write.seen.to_string(),
             write.version().to_string(),
             write.entries_after().to_string(),
@@ -251,12 +201,7 @@ impl Redis {
                 }
             }
         }
-        let args: Vec<&[u8]> = args.iter().map(String::as_bytes).collect();
-        match inner.connection.run(&COMMIT, &keys, &args).await? {
-            Value::Int(1) => Ok(true),
-            Value::Int(0) => Ok(false),
-            other => Err(inner.connection.context().unexpected(&other)),
-        }
+        inner.connection.run(&COMMIT, &keys, &args).await
     }
 
     /// On a cluster, an entity that has drawn cannot move to another tree.
@@ -277,13 +222,13 @@ impl Redis {
 
     /// An entity and its ancestors, by one script.
     pub(super) async fn ancestors(&self, id: &EntityId, max: usize) -> Result<Vec<Record>, StoreError> {
-        let (key, max) = (self.inner.keyspace.admin(hash_of(Kind::Entity)), max.to_string());
-        let args = [id.as_str().as_bytes(), max.as_bytes()];
-        let values = self.values(self.inner.connection.run(&CHAIN, &[key.as_bytes()], &args).await?)?;
+        let key = self.inner.keyspace.admin(hash_of(Kind::Entity));
+        let values: Vec<Vec<u8>> =
+            self.inner.connection.run(&CHAIN, &[key], &[id.as_str(), &max.to_string()]).await?;
         let (mut chain, mut next) = (Vec::with_capacity(values.len()), Some(id.clone()));
-        for value in values.iter().flatten() {
+        for value in values {
             let Some(id) = next.take() else { break };
-            let record = decode(Key::Entity(id), value)?;
+            let record = decode(Key::Entity(id), &value)?;
             next = record.entity()?.parent_id().cloned();
             chain.push(record);
         }
@@ -299,36 +244,34 @@ impl Redis {
         if fields.is_empty() {
             return Ok(Vec::new());
         }
-        let mut read = ::redis::cmd("HMGET");
-        read.arg(self.inner.keyspace.admin(hash_of(kind))).arg(fields);
-        let values = self.values(self.inner.connection.query(&read).await?)?;
-        let record = |(field, value): (&String, Option<Vec<u8>>)| {
-            value.map(|value| decode(read_field(kind, field)?, &value)).transpose()
-        };
-        fields.iter().zip(values).map(record).collect()
-    }
-
-    /// The values of an array reply.
-    pub(super) fn values(&self, answer: Value) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
-        let context = self.inner.connection.context();
-        let Value::Array(values) = answer else { return Err(context.unexpected(&answer)) };
-        let value = |value| match value {
-            Value::Nil => Ok(None),
-            Value::BulkString(value) => Ok(Some(value)),
-            other => Err(context.unexpected(&other)),
-        };
-        values.into_iter().map(value).collect()
+        let read = Cmd::hmget(self.inner.keyspace.admin(hash_of(kind)), fields);
+        let values: Vec<Option<Vec<u8>>> = self.inner.connection.query(&read).await?;
+        decode_all(fields.iter().map(|field| read_field(kind, field)).zip(values))
     }
 }
 
-/// The range of a scan.
-enum IndexRange {
-    /// One record.
-    One(Key),
-    /// No record.
-    None,
-    /// The members with this prefix, after this name.
-    Behind(Vec<String>, Option<String>),
+/// The members of the index that a scan lists, and the name to start after.
+fn index_range(scan: &Scan) -> (Prefix, Option<String>) {
+    let subject = match &scan.after {
+        Some(Key::Policy(Scope::Subject(subject))) => Some(subject),
+        _ => None,
+    };
+    let after = match (scan.kind, &scan.of) {
+        (Kind::Policy, Of::Link(_)) => subject.map(|subject| subject.entity.to_string()),
+        (Kind::Policy, Of::Entity(_)) => subject.map(|subject| subject.resource.to_string()),
+        _ => scan.after.as_ref().map(field),
+    };
+    let prefix = match (scan.kind, &scan.of) {
+        (Kind::Policy, Of::Link(resource)) => Prefix::of(&["x", resource]),
+        (Kind::Policy, Of::Entity(entity)) => Prefix::of(&["p", "3", entity.as_str()]),
+        (Kind::Policy, Of::All) => Prefix::of(&["p"]),
+        (Kind::Entity, Of::Link(parent)) => Prefix::of(&["c", parent]),
+        (Kind::Entity, _) => Prefix::of(&["e"]),
+        (Kind::Token, _) => Prefix::of(&["t"]),
+        (Kind::Entry, Of::Link(filed)) => Prefix::of(&["f", filed]),
+        (Kind::Entry, _) => Prefix::of(&["a"]),
+    };
+    (prefix, after)
 }
 
 /// The field of the record that this index name refers to.
@@ -338,20 +281,6 @@ fn field_of_member(scan: &Scan, name: &str) -> String {
         (Kind::Policy, Of::Entity(entity)) => member(&["3", entity.as_str(), name]),
         _ => name.to_owned(),
     }
-}
-
-/// Parses a number stored as text; nil is zero.
-pub(super) fn number(value: &Value) -> Result<u64, StoreError> {
-    match value {
-        Value::Nil => Ok(0),
-        Value::BulkString(text) => parse(text),
-        other => Err(StoreError::Corrupt { what: format!("a number: {other:?}") }),
-    }
-}
-
-fn parse(text: &[u8]) -> Result<u64, StoreError> {
-    let number = std::str::from_utf8(text).ok().and_then(|text| text.parse().ok());
-    number.ok_or_else(|| StoreError::Corrupt { what: format!("a number: `{}`", text.escape_ascii()) })
 }
 
 #[cfg(test)]

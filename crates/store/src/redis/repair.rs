@@ -5,7 +5,7 @@
 //! repair compares the index with all keys: at once on request, or in small steps by
 //! [housekeeping](super::housekeeping).
 
-use ::redis::Value;
+use ::redis::Cmd;
 use tidegate_core::limit::name::Subject;
 
 use super::Redis;
@@ -105,30 +105,20 @@ impl Redis {
             return Ok(0);
         }
         if keyspace.layout() == Layout::Trees {
-            let mut trees = ::redis::cmd("SADD");
-            trees.arg(keyspace.admin("trees"));
             for (home, entity, _) in subjects {
-                trees.arg(home);
-                let mut live = ::redis::cmd("HSETNX");
-                connection.query(live.arg(keyspace.admin("homes")).arg(entity).arg(home)).await?;
+                connection.query::<()>(&Cmd::hset_nx(keyspace.admin("homes"), entity, home)).await?;
             }
-            connection.query(&trees).await?;
+            let homes: Vec<&String> = subjects.iter().map(|(home, ..)| home).collect();
+            connection.query::<()>(&Cmd::sadd(keyspace.admin("trees"), homes)).await?;
         }
-        let (mut by_entity, mut by_resource) = (::redis::cmd("ZADD"), ::redis::cmd("ZADD"));
-        by_entity.arg(keyspace.admin("index"));
-        by_resource.arg(keyspace.admin("index"));
-        for (_, entity, resource) in subjects {
-            by_entity.arg(0).arg(member(&["s", entity, resource]));
-            by_resource.arg(0).arg(member(&["r", resource, entity]));
-        }
+        let by_entity = subjects.iter().map(|(_, entity, resource)| (0, member(&["s", entity, resource])));
+        let by_resource = subjects.iter().map(|(_, entity, resource)| (0, member(&["r", resource, entity])));
         let mut added = 0;
-        for call in [by_entity, by_resource] {
-            match connection.query(&call).await? {
-                Value::Int(count) => added = count.max(added),
-                other => return Err(connection.context().unexpected(&other)),
-            }
+        for members in [by_entity.collect::<Vec<_>>(), by_resource.collect()] {
+            let add = Cmd::zadd_multiple(keyspace.admin("index"), &members);
+            added = added.max(connection.query(&add).await?);
         }
-        Ok(added.unsigned_abs())
+        Ok(added)
     }
 
     /// Removes a subject without bucket and usage from the index, and returns whether it did.
@@ -137,21 +127,19 @@ impl Redis {
         let home = keyspace.home_of(connection, &gone.entity).await?;
         let exists = async || {
             let Some(home) = home else { return Ok(false) };
-            let mut exists = ::redis::cmd("EXISTS");
-            exists.arg(keyspace.bucket(home, gone)).arg(keyspace.usage(home, gone));
-            Ok::<_, StoreError>(!matches!(connection.query(&exists).await?, Value::Int(0)))
+            let keys = [keyspace.bucket(home, gone), keyspace.usage(home, gone)];
+            connection.query(&Cmd::exists(&keys)).await
         };
         if exists().await? {
             return Ok(false);
         }
         let (key, entity, resource) = (keyspace.admin("index"), gone.entity.as_str(), gone.resource.as_str());
         let members = [member(&["s", entity, resource]), member(&["r", resource, entity])];
-        let mut remove = ::redis::cmd("ZREM");
-        connection.query(remove.arg(&key).arg(&members)).await?;
+        connection.query::<()>(&Cmd::zrem(&key, &members)).await?;
         // A concurrent draw has created it.
         if exists().await? {
-            let mut add = ::redis::cmd("ZADD");
-            connection.query(add.arg(&key).arg(0).arg(&members[0]).arg(0).arg(&members[1])).await?;
+            let members = members.map(|member| (0, member));
+            connection.query::<()>(&Cmd::zadd_multiple(&key, &members)).await?;
             return Ok(false);
         }
         Ok(true)

@@ -25,6 +25,9 @@ impl Script {
     }
 }
 
+/// No arguments for a script.
+pub(super) const NO_ARGS: &[&str] = &[];
+
 const FAST: &str = include_str!("script/fast.lua");
 const BUCKET: &str = include_str!("script/bucket.lua");
 const CLOCK: &str = include_str!("script/clock.lua");

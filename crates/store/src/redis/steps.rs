@@ -11,14 +11,14 @@ use tidegate_core::limit::policy::{OnExpiry, Version};
 use tidegate_core::limit::rule::Rule;
 use tidegate_core::time::Stamp;
 
-use super::Redis;
 use super::batch_call::{EncodedStep, StepReply};
 use super::errors::ErrorContext;
 use super::leases::{self, ending};
 use super::levels::EncodedLevels;
 use super::lua_codec::{NONE, Packer, Unpacker, to_double, to_signed_double};
+use super::{Redis, batcher};
 use crate::buckets::{Movement, Reading, Readings, Renewal};
-use crate::engine::{self, Change, TakeMode};
+use crate::engine::{Change, Step, StepResult, TakeMode};
 use crate::error::StoreError;
 use crate::shared_engine::{attach_rules, check_levels, drew_from, fits};
 
@@ -42,154 +42,117 @@ pub(super) enum Op {
 }
 
 /// A step as it is sent to the script.
-pub(super) struct Step<'a> {
-    pub(super) op: Op,
-    pub(super) lease: LeaseId,
-    pub(super) number: u32,
-    pub(super) levels: &'a Arc<Levels>,
-    pub(super) amounts: Amounts<'a>,
-    /// How long the lease is open after a draw or a renewal.
-    pub(super) span: Duration,
-    pub(super) on_expiry: OnExpiry,
-    pub(super) is_watched: bool,
-    /// Distinguishes a repeated ending from a different one.
-    pub(super) digest: u64,
-}
-
-/// The amount of each limit.
 #[derive(Clone, Copy)]
-pub(super) enum Amounts<'a> {
-    Nothing,
-    Units(&'a [Option<u64>]),
-    Deltas(&'a [Option<i64>]),
+struct ScriptStep<'a> {
+    op: Op,
+    of: Step<'a>,
 }
 
-/// The result of a step.
-pub(super) enum StepOutcome {
-    Granted(Movement),
-    Refused(Movement),
-    Renewed(Renewal),
-    Expired(OnExpiry),
-    /// The lease is not past its deadline, or has ended.
-    NotDue,
-}
-
-impl<'a> From<engine::Step<'a>> for Step<'a> {
-    fn from(step: engine::Step<'a>) -> Self {
-        let engine::Step { lease, number, levels, change, is_watched } = step;
-        let digest =
-            |units: &Units| if units.len() == levels.names().len() { levels.digest(units) } else { 0 };
-        let of = |op| Self { is_watched, ..Self::new(op, lease, number, levels) };
+impl Op {
+    const fn of(change: &Change<'_>) -> Self {
         match change {
-            Change::Take(units, TakeMode::Open(terms)) => Self {
-                amounts: Amounts::Units(units),
-                span: terms.deadline,
-                on_expiry: terms.on_expiry,
-                ..of(Op::Draw)
-            },
-            Change::Take(units, TakeMode::Spend) => {
-                Self { amounts: Amounts::Units(units), digest: digest(units), ..of(Op::Spend) }
-            }
-            Change::Take(units, TakeMode::Extend) => {
-                Self { amounts: Amounts::Units(units), ..of(Op::Extend) }
-            }
-            Change::Shift(deltas) => Self { amounts: Amounts::Deltas(deltas), ..of(Op::Adjust) },
-            Change::Renew(span) => Self { span, ..of(Op::Renew) },
-            Change::End(Some(actual)) => {
-                Self { amounts: Amounts::Units(actual), digest: digest(actual), ..of(Op::Settle) }
-            }
-            Change::End(None) => of(Op::Cancel),
-            Change::Set(units) => {
-                Self { amounts: Amounts::Units(units), digest: digest(units), ..of(Op::Repair) }
-            }
+            Change::Take(_, TakeMode::Open(_)) => Self::Draw,
+            Change::Take(_, TakeMode::Spend) => Self::Spend,
+            Change::Take(_, TakeMode::Extend) => Self::Extend,
+            Change::Shift(_) => Self::Adjust,
+            Change::Renew(_) => Self::Renew,
+            Change::End(Some(_)) => Self::Settle,
+            Change::End(None) => Self::Cancel,
+            Change::Set(_) => Self::Repair,
         }
     }
 }
 
-impl<'a> Step<'a> {
-    pub(super) const fn new(op: Op, lease: LeaseId, number: u32, levels: &'a Arc<Levels>) -> Self {
-        Self {
-            op,
-            lease,
-            number,
-            levels,
-            amounts: Amounts::Nothing,
-            span: Duration::ZERO,
-            on_expiry: OnExpiry::Settle,
-            is_watched: true,
-            digest: 0,
-        }
+fn check(step: &Step<'_>) -> Result<(), StoreError> {
+    check_levels(step.levels)?;
+    let names = step.levels.names().len();
+    if names > NAMES_MAX {
+        let what = format!("a lease on {names} limits, more than {NAMES_MAX}");
+        return Err(StoreError::Invalid { what });
     }
-
-    fn check(&self) -> Result<(), StoreError> {
-        check_levels(self.levels)?;
-        let names = self.levels.names().len();
-        if names > NAMES_MAX {
-            return Err(StoreError::Invalid {
-                what: format!("a lease on {names} limits, more than {NAMES_MAX}"),
-            });
+    match step.change {
+        Change::Take(units, _) | Change::End(Some(units)) | Change::Set(units) => {
+            fits(step.levels, units.len())
         }
-        match self.amounts {
-            Amounts::Nothing => Ok(()),
-            Amounts::Units(units) => fits(self.levels, units.len()),
-            Amounts::Deltas(deltas) => fits(self.levels, deltas.len()),
-        }
+        Change::Shift(deltas) => fits(step.levels, deltas.len()),
+        Change::Renew(_) | Change::End(None) => Ok(()),
     }
+}
 
+impl ScriptStep<'_> {
     /// The step as the script reads it. Indices of keys are inserted at `indices_at` when the batch is built.
     fn pack(&self, encoded: &Arc<EncodedLevels>) -> EncodedStep {
+        let Step { lease, number, change, is_watched, .. } = self.of;
         let levels = &encoded.levels;
         let names = levels.names().len();
+        // It distinguishes a repeated ending from a different one.
+        let digest = match change {
+            Change::Take(units, TakeMode::Spend) | Change::End(Some(units)) | Change::Set(units) => {
+                levels.digest(units)
+            }
+            _ => 0,
+        };
+        let (span, on_expiry) = match change {
+            Change::Take(_, TakeMode::Open(terms)) => (terms.deadline, terms.on_expiry),
+            Change::Renew(span) => (span, OnExpiry::Settle),
+            _ => (Duration::ZERO, OnExpiry::Settle),
+        };
         let count = |count: usize| u8::try_from(count).unwrap_or(u8::MAX);
         let mut packed = Packer::default();
-        packed.byte(self.op as u8).byte(u8::from(self.is_watched)).byte(count(levels.levels().len()));
-        packed
-            .word(self.number)
-            .bytes(&self.digest.to_le_bytes())
-            .bytes(&encoded.identity)
-            .byte(count(names));
+        packed.byte(self.op as u8).byte(u8::from(is_watched)).byte(count(levels.levels().len()));
+        packed.word(number).bytes(&digest.to_le_bytes()).bytes(&encoded.identity).byte(count(names));
         for name in 0..names {
-            packed.double(match self.amounts {
-                Amounts::Nothing => NONE,
-                Amounts::Units(units) => units[name].map_or(NONE, to_double),
-                Amounts::Deltas(deltas) => deltas[name].map_or(NONE, to_signed_double),
+            packed.double(match change {
+                Change::Take(units, _) | Change::End(Some(units)) | Change::Set(units) => {
+                    units[name].map_or(NONE, to_double)
+                }
+                Change::Shift(deltas) => deltas[name].map_or(NONE, to_signed_double),
+                Change::Renew(_) | Change::End(None) => NONE,
             });
         }
         let indices_at = packed.0.len();
-        packed.number(levels.version().number()).span(self.span);
-        packed.byte(u8::from(self.on_expiry == OnExpiry::Return));
-        EncodedStep {
-            op: self.op,
-            encoded: Arc::clone(encoded),
-            lease: self.lease,
-            packed: packed.0,
-            indices_at,
-        }
+        packed.number(levels.version().number()).span(span);
+        packed.byte(u8::from(on_expiry == OnExpiry::Return));
+        EncodedStep { op: self.op, encoded: Arc::clone(encoded), lease, packed: packed.0, indices_at }
     }
 }
 
 impl Redis {
+    /// Runs a step.
+    pub(super) async fn step(&self, step: Step<'_>) -> Result<StepResult, StoreError> {
+        self.run_step(ScriptStep { op: Op::of(&step.change), of: step }).await
+    }
+
+    /// Ends a lease that is past its deadline. Returns whether it has: not if it was renewed or has ended.
+    pub(super) async fn expire(&self, lease: LeaseId, levels: &Arc<Levels>) -> Result<bool, StoreError> {
+        let of = Step { lease, number: 0, levels, change: Change::End(None), is_watched: false };
+        match self.run_step(ScriptStep { op: Op::Expire, of }).await {
+            Ok(done) => Ok(!done.moved().is_repeat),
+            Err(StoreError::Ended { .. } | StoreError::NoLease { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Runs a step. If it comes with newer levels than the lease drew from, it is retried with those of the
     /// lease.
-    pub(super) async fn step(&self, step: Step<'_>) -> Result<StepOutcome, StoreError> {
-        step.check()?;
-        let encoded = self.encode(step.levels).await?;
-        match self.run_once(&step, &encoded).await? {
-            Ok(outcome) => Ok(outcome),
-            Err(drew) => {
-                drew_from(step.lease, &drew, step.levels)?;
-                let encoded = self.encode(&drew).await?;
-                let outcome = self.run_once(&Step { levels: &drew, ..step }, &encoded).await?;
-                let elsewhere = |_| StoreError::Invalid {
-                    what: format!("the lease {} drew from other levels", step.lease),
-                };
-                let mut outcome = outcome.map_err(elsewhere)?;
-                if let StepOutcome::Granted(moved) | StepOutcome::Refused(moved) = &mut outcome {
-                    attach_rules(&mut moved.readings, &drew, step.levels);
-                }
-                Ok(outcome)
-            }
+    async fn run_step(&self, step: ScriptStep<'_>) -> Result<StepResult, StoreError> {
+        let Step { lease, levels, .. } = step.of;
+        check(&step.of)?;
+        let encoded = self.encode(levels).await?;
+        let drew = match self.run_once(&step, &encoded).await? {
+            Ok(result) => return Ok(result),
+            Err(drew) => drew,
+        };
+        drew_from(lease, &drew, levels)?;
+        let encoded = self.encode(&drew).await?;
+        let of = Step { levels: &drew, ..step.of };
+        let result = self.run_once(&ScriptStep { of, ..step }, &encoded).await?;
+        let elsewhere = |_| StoreError::Invalid { what: format!("the lease {lease} drew from other levels") };
+        let mut result = result.map_err(elsewhere)?;
+        if let StepResult::Granted(moved) | StepResult::Refused(moved) = &mut result {
+            attach_rules(&mut moved.readings, &drew, levels);
         }
+        Ok(result)
     }
 
     /// The levels as the script reads them. Their subjects are added to the index.
@@ -207,38 +170,36 @@ impl Redis {
     /// Sends the step once and returns its result, or the levels that the lease drew from if they differ.
     async fn run_once(
         &self,
-        step: &Step<'_>,
+        step: &ScriptStep<'_>,
         encoded: &Arc<EncodedLevels>,
-    ) -> Result<Result<StepOutcome, Arc<Levels>>, StoreError> {
-        let answer = encoded.batcher.run(&self.inner, step.pack(encoded)).await?;
+    ) -> Result<Result<StepResult, Arc<Levels>>, StoreError> {
+        let answer = batcher::run(&encoded.batcher, &self.inner, step.pack(encoded)).await?;
         decode_reply(step, &encoded.levels, &answer, self.inner.connection.context())
     }
 }
 
 fn decode_reply(
-    step: &Step<'_>,
+    step: &ScriptStep<'_>,
     levels: &Arc<Levels>,
     answer: &StepReply,
     context: &ErrorContext,
-) -> Result<Result<StepOutcome, Arc<Levels>>, StoreError> {
+) -> Result<Result<StepResult, Arc<Levels>>, StoreError> {
     let mut read = Unpacker::new(answer.bytes(), "the script's reply");
-    let lease = step.lease;
+    let Step { lease, number, change, .. } = step.of;
     let code = read.byte()?;
     Ok(Ok(match (code, step.op) {
-        (9, _) => return Err(context.script_error(&String::from_utf8_lossy(read.rest()))),
-        (0, Op::Expire) => StepOutcome::Expired(leases::on_expiry(read.byte()?)?),
-        (3 | 5 | 8, Op::Expire) => StepOutcome::NotDue,
+        (8, _) => return Err(context.script_error(&String::from_utf8_lossy(read.rest()))),
         (0 | 2, Op::Renew) => {
             let (at, deadline) = (read.stamp()?, read.stamp()?);
-            StepOutcome::Renewed(Renewal { at, is_repeat: code == 2, deadline })
+            StepResult::Renewed(Renewal { at, is_repeat: code == 2, deadline })
         }
-        (10, Op::Draw | Op::Spend) => {
-            StepOutcome::Granted(fast_path_grant(&mut read, step, levels, answer.nth)?)
+        (10, _) if let Change::Take(units, _) = change => {
+            StepResult::Granted(fast_path_grant(&mut read, units, levels, answer.nth)?)
         }
-        (0 | 2, _) => StepOutcome::Granted(decode_moved(&mut read, levels, code == 2)?),
-        (1, _) => StepOutcome::Refused(decode_moved(&mut read, levels, false)?),
+        (0 | 2, _) => StepResult::Granted(decode_moved(&mut read, levels, code == 2)?),
+        (1, _) => StepResult::Refused(decode_moved(&mut read, levels, false)?),
         (3, _) => return Err(StoreError::Ended { lease, how: ending(read.byte()?)? }),
-        (4, _) => return Err(StoreError::Late { lease, step: step.number, done: read.word()? }),
+        (4, _) => return Err(StoreError::Late { lease, step: number, done: read.word()? }),
         (5, _) => return Err(StoreError::NoLease { lease }),
         (6, _) => return Ok(Err(leases::levels(read.rest())?)),
         (7, _) => return Err(StoreError::Full { what: "limits of one subject", max: ROWS_MAX }),
@@ -251,7 +212,7 @@ fn decode_reply(
 /// here, as the script computes it.
 fn fast_path_grant(
     read: &mut Unpacker<'_>,
-    step: &Step<'_>,
+    units: &Units,
     levels: &Arc<Levels>,
     nth: u16,
 ) -> Result<Movement, StoreError> {
@@ -264,11 +225,7 @@ fn fast_path_grant(
             read.text()?;
             read.skip(4 * size_of::<f64>())?;
             let (full_at, consumed) = (read.full_at()?, read.signed()?);
-            let units = match step.amounts {
-                Amounts::Units(units) => units[line.name],
-                Amounts::Nothing | Amounts::Deltas(_) => None,
-            };
-            if let Some(units) = units {
+            if let Some(units) = units[line.name] {
                 let bucket = tidegate_core::bucket::Bucket::from_full_at(full_at);
                 let mut meter = Meter::restored(bucket, Arc::clone(&line.rule), levels.version(), consumed);
                 meter.take(units.saturating_mul(u64::from(nth)), at);

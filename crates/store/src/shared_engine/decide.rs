@@ -16,6 +16,7 @@ use tidegate_core::time::Stamp;
 use super::bucket_table::{BucketTable, Place, Places, Row, hash_subject};
 use super::steps::{KnownLease, LeaseTable, Open, StepContext, check_levels};
 use super::{BucketSet, Capacity};
+use crate::buckets::{LeaseSnapshot, LeaseStatus};
 use crate::engine::{Step, StepResult};
 use crate::error::StoreError;
 use crate::store::SweepReport;
@@ -30,6 +31,18 @@ pub enum LeaseState {
     Open(Record, Arc<Levels>),
     /// It has ended.
     Ended(EndRecord),
+}
+
+impl LeaseState {
+    /// The status of a lease that was read at `at`.
+    #[allow(dead_code, reason = "used depending on the features")]
+    pub(crate) fn status(self, lease: LeaseId, at: Stamp) -> Result<LeaseStatus, StoreError> {
+        match self {
+            Self::Unknown => Err(StoreError::NoLease { lease }),
+            Self::Open(record, levels) => Ok(LeaseStatus::Open(LeaseSnapshot { at, levels, record })),
+            Self::Ended(ended) => Ok(LeaseStatus::Ended(ended)),
+        }
+    }
 }
 
 /// The outcome of a step. Write all of it in one transaction, even if the answer is an error: a step after
@@ -94,7 +107,8 @@ pub(crate) fn decide_by<T>(
 ) -> Decision<T> {
     let hasher = RandomState::default();
     let place = |subject: &Subject| Place { hash: hash_subject(&hasher, subject), index: None };
-    let mut leases = OneLease::new(lease, state, place);
+    let place_all = |levels: &Levels| levels.levels().iter().map(|level| place(&level.subject)).collect();
+    let mut leases = OneLease { id: lease, state: LoadedLease::new(lease, state, place_all) };
     let mut table = BucketTable::default();
     let mut places = Places::new();
     for (number, level) in levels.levels().iter().enumerate() {
@@ -123,11 +137,11 @@ pub(crate) fn decide_by<T>(
             }
         }
     }
-    Decision { answer, buckets: after, lease: leases.into_state(), usage }
+    Decision { answer, buckets: after, lease: leases.state.into_state(), usage }
 }
 
 /// No bound: the engine bounds its buckets itself.
-struct Unbounded;
+pub(crate) struct Unbounded;
 
 impl Capacity for Unbounded {
     fn reserve(&self, _: &mut BucketTable, _: &[Place], _: Stamp) -> Result<(), StoreError> {
@@ -137,53 +151,57 @@ impl Capacity for Unbounded {
     fn created(&self, _: &Subject) {}
 }
 
-/// A lease table with the lease of one step.
-pub(crate) struct OneLease {
-    id: LeaseId,
-    state: State,
-}
-
-enum State {
+/// A lease in memory.
+pub(crate) enum LoadedLease {
     Unknown,
     Open(Box<Open>),
     Ended(EndRecord),
 }
 
-impl OneLease {
-    fn new(id: LeaseId, state: LeaseState, place: impl Fn(&Subject) -> Place) -> Self {
-        let state = match state {
-            LeaseState::Unknown => State::Unknown,
-            LeaseState::Ended(ended) => State::Ended(ended),
+impl LoadedLease {
+    pub(crate) fn new(lease: LeaseId, state: LeaseState, place: impl Fn(&Levels) -> Places) -> Self {
+        match state {
+            LeaseState::Unknown => Self::Unknown,
+            LeaseState::Ended(ended) => Self::Ended(ended),
             LeaseState::Open(record, levels) => {
-                let places = levels.levels().iter().map(|level| place(&level.subject)).collect();
-                State::Open(Box::new(Open { lease: id, record, levels, places }))
+                let places = place(&levels);
+                Self::Open(Box::new(Open { lease, record, levels, places }))
             }
-        };
-        Self { id, state }
+        }
+    }
+
+    pub(crate) fn known(&self) -> KnownLease<'_> {
+        match self {
+            Self::Open(open) => KnownLease::Open(open),
+            Self::Ended(ended) => KnownLease::Ended(*ended),
+            Self::Unknown => KnownLease::Unknown,
+        }
     }
 
     fn into_state(self) -> LeaseState {
-        match self.state {
-            State::Unknown => LeaseState::Unknown,
-            State::Open(open) => LeaseState::Open(open.record, open.levels),
-            State::Ended(ended) => LeaseState::Ended(ended),
+        match self {
+            Self::Unknown => LeaseState::Unknown,
+            Self::Open(open) => LeaseState::Open(open.record, open.levels),
+            Self::Ended(ended) => LeaseState::Ended(ended),
         }
     }
 }
 
+/// A lease table with the lease of one step.
+pub(crate) struct OneLease {
+    id: LeaseId,
+    state: LoadedLease,
+}
+
 impl LeaseTable for OneLease {
     fn find(&self, lease: LeaseId) -> KnownLease<'_> {
-        match &self.state {
-            State::Open(open) if lease == self.id => KnownLease::Open(open),
-            State::Ended(ended) if lease == self.id => KnownLease::Ended(*ended),
-            _ => KnownLease::Unknown,
-        }
+        if lease == self.id { self.state.known() } else { KnownLease::Unknown }
     }
 
     fn open_mut(&mut self, lease: LeaseId) -> Result<&mut Open, StoreError> {
         let error = self.not_open(lease);
         match &mut self.state {
-            State::Open(open) if lease == self.id => Ok(open),
+            LoadedLease::Open(open) if lease == self.id => Ok(open),
             _ => Err(error),
         }
     }
@@ -193,11 +211,11 @@ impl LeaseTable for OneLease {
     }
 
     fn insert(&mut self, open: Open) {
-        self.state = State::Open(Box::new(open));
+        self.state = LoadedLease::Open(Box::new(open));
     }
 
     fn end(&mut self, _: LeaseId, ended: EndRecord) -> u64 {
-        self.state = State::Ended(ended);
+        self.state = LoadedLease::Ended(ended);
         0
     }
 }

@@ -15,7 +15,7 @@ pub(crate) use bucket_set::{BucketSet, Capacity};
 pub(crate) use bucket_table::{Bucket, BucketTable, Place, Places, SHARDS, hash_subject, table_of};
 pub use decide::{Decision, LeaseState, decide, expire};
 #[allow(unused_imports, reason = "used depending on the features")]
-pub(crate) use decide::{OneLease, decide_by};
+pub(crate) use decide::{LoadedLease, OneLease, Unbounded, decide_by};
 pub(crate) use steps::{KnownLease, LeaseTable, Open, StepContext, check_levels};
 #[allow(unused_imports, reason = "used depending on the features")]
 pub(crate) use steps::{attach_rules, drew_from, fits};

@@ -47,7 +47,7 @@ impl Engine for Sqlite {
             let namespace = self.namespace;
             let read = move || {
                 self.inner.read(move |connection, clock| {
-                    leases::standing(connection, namespace, (lease, clock.latest()))
+                    Ok(leases::find(connection, namespace, lease)?.status(lease, clock.latest())?)
                 })
             };
             match read().await? {

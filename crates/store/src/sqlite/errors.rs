@@ -38,58 +38,32 @@ impl CallError {
     }
 }
 
-/// An error of the file, which can be reported to several callers.
-#[derive(Debug, Clone)]
-pub(super) enum Fault {
-    Unavailable(String),
-    Denied(String),
-    Corrupt(String),
-    Invalid(String),
-}
-
-impl Fault {
-    /// Classifies an error of SQLite about the file at `place`.
-    pub(super) fn new(place: &str, error: &rusqlite::Error) -> Self {
-        let Some(code) = error.sqlite_error_code() else {
-            // A column has another type than we write.
-            return Self::Corrupt(format!("`{place}`: {error}"));
-        };
-        match code {
-            ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase => {
-                Self::Corrupt(format!("`{place}` is damaged, or no database: {error}"))
-            }
-            ErrorCode::ConstraintViolation | ErrorCode::TypeMismatch => {
-                Self::Corrupt(format!("`{place}` contradicts itself: {error}"))
-            }
-            // A table or a column is missing.
-            ErrorCode::Unknown => Self::Corrupt(format!("`{place}` is not as it was made: {error}")),
-            ErrorCode::ReadOnly
-            | ErrorCode::PermissionDenied
-            | ErrorCode::AuthorizationForStatementDenied => {
-                Self::Denied(format!("`{place}` cannot be written: {error}"))
-            }
-            ErrorCode::CannotOpen => Self::Denied(format!("`{place}` cannot be opened: {error}")),
-            ErrorCode::DiskFull => Self::Unavailable(format!("no space for `{place}` to grow: {error}")),
-            ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked => {
-                Self::Unavailable(format!("`{place}` is held by another process: {error}"))
-            }
-            _ => Self::Unavailable(format!("`{place}` could not be read or written: {error}")),
-        }
-    }
-
-    pub(super) fn to_store_error(&self) -> StoreError {
-        match self.clone() {
-            Self::Unavailable(what) => StoreError::unavailable(what),
-            Self::Denied(what) => StoreError::Denied { what },
-            Self::Corrupt(what) => StoreError::Corrupt { what },
-            Self::Invalid(what) => StoreError::Invalid { what },
-        }
-    }
-}
-
 /// Converts an error of SQLite about the file at `place`.
 pub(super) fn file_error(place: &str, error: &rusqlite::Error) -> StoreError {
-    Fault::new(place, error).to_store_error()
+    let corrupt = |what: String| StoreError::Corrupt { what };
+    let Some(code) = error.sqlite_error_code() else {
+        // A column has another type than we write.
+        return corrupt(format!("`{place}`: {error}"));
+    };
+    match code {
+        ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase => {
+            corrupt(format!("`{place}` is damaged, or no database: {error}"))
+        }
+        ErrorCode::ConstraintViolation | ErrorCode::TypeMismatch => {
+            corrupt(format!("`{place}` contradicts itself: {error}"))
+        }
+        // A table or a column is missing.
+        ErrorCode::Unknown => corrupt(format!("`{place}` is not as it was made: {error}")),
+        ErrorCode::ReadOnly | ErrorCode::PermissionDenied | ErrorCode::AuthorizationForStatementDenied => {
+            StoreError::Denied { what: format!("`{place}` cannot be written: {error}") }
+        }
+        ErrorCode::CannotOpen => StoreError::Denied { what: format!("`{place}` cannot be opened: {error}") },
+        ErrorCode::DiskFull => StoreError::unavailable(format!("no space for `{place}` to grow: {error}")),
+        ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked => {
+            StoreError::unavailable(format!("`{place}` is held by another process: {error}"))
+        }
+        _ => StoreError::unavailable(format!("`{place}` could not be read or written: {error}")),
+    }
 }
 
 /// Whether another connection holds the lock of the file.

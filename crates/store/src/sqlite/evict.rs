@@ -22,15 +22,6 @@ pub(super) struct EvictionCursor {
     pub(super) added: usize,
 }
 
-/// The bounds within which a subject is idle.
-struct Bounds {
-    now: i64,
-    /// The newest version that is older than any change a caller may have missed.
-    settled: i64,
-    /// The earliest deadline of an open lease.
-    held: i64,
-}
-
 impl NamespaceState {
     /// Checks the next `count` subjects, and evicts idle ones.
     pub(super) fn evict(
@@ -42,7 +33,7 @@ impl NamespaceState {
         // After this, the file has all buckets of the table.
         self.write(connection)?;
         self.eviction_cursor.added = 0;
-        let Some(bounds) = self.bounds(connection, now)? else { return Ok(()) };
+        let Some((settled, held)) = self.bounds(connection, now)? else { return Ok(()) };
         let mut look = connection.prepare_cached(
             "SELECT id, entity, resource, kept_until < ?4
                  AND NOT EXISTS (SELECT 1 FROM meters WHERE subject = id
@@ -52,7 +43,7 @@ impl NamespaceState {
              ORDER BY entity, resource LIMIT ?7",
         )?;
         let (entity, resource) = &self.eviction_cursor.after;
-        let Bounds { now, settled, held } = bounds;
+        let now = column(now.as_micros());
         let parameters = (self.namespace, entity, resource, held, now, settled, column(count as u64));
         let rows =
             look.query_map(parameters, |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))?;
@@ -76,8 +67,9 @@ impl NamespaceState {
         subject(entity, resource).is_ok_and(|subject: Subject| self.unload(&subject))
     }
 
-    /// `None` while a lease from before `kept_until` existed may be open.
-    fn bounds(&self, connection: &Connection, now: Stamp) -> Result<Option<Bounds>, CallError> {
+    /// The newest version that is older than any change a caller may have missed, and the earliest deadline of an
+    /// open lease. `None` while a lease from before `kept_until` existed may be open.
+    fn bounds(&self, connection: &Connection, now: Stamp) -> Result<Option<(i64, i64)>, CallError> {
         let mut read = connection.prepare_cached(
             "SELECT COALESCE(
                     (SELECT MIN(version) - 1 FROM records INDEXED BY records_by_age WHERE namespace = ?1 AND at > ?2),
@@ -89,6 +81,6 @@ impl NamespaceState {
         let recent = now.as_micros().saturating_sub(micros(REMEMBERED));
         let row = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get::<_, i64>(2)?));
         let (settled, held, held_until) = read.query_row((self.namespace, column(recent)), row)?;
-        Ok((held > held_until).then_some(Bounds { now: column(now.as_micros()), settled, held }))
+        Ok((held > held_until).then_some((settled, held)))
     }
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::errors::Fault;
+use crate::error::StoreError;
 
 /// A path, and the identity of the file that it had when it was opened.
 pub(super) struct File {
@@ -20,15 +20,15 @@ impl File {
     }
 
     /// Checks that the path still leads to the file: writes to an unlinked file are lost with the process.
-    pub(super) fn check(&self) -> Result<(), Fault> {
+    pub(super) fn check(&self) -> Result<(), StoreError> {
         let place = self.path.display();
         match identity(&self.path) {
             Ok(found) if found == self.identity => Ok(()),
-            Ok(_) => Err(Fault::Unavailable(format!(
+            Ok(_) => Err(StoreError::unavailable(format!(
                 "`{place}` was replaced by another file while it was open: reopen it"
             ))),
             Err(error) => {
-                Err(Fault::Unavailable(format!("`{place}` has vanished while it was open: {error}")))
+                Err(StoreError::unavailable(format!("`{place}` has vanished while it was open: {error}")))
             }
         }
     }

@@ -3,18 +3,17 @@
 use std::sync::Arc;
 
 use foldhash::HashMap;
-use rusqlite::{Connection, OptionalExtension, Row, named_params};
+use rusqlite::{Connection, Row, named_params};
 use tidegate_core::limit::cascade::Levels;
-use tidegate_core::limit::lease::{EndRecord, LeaseId, Record};
+use tidegate_core::limit::lease::{EndRecord, LeaseId};
 use tidegate_core::limit::policy::OnExpiry;
 use tidegate_core::time::Stamp;
 
 use super::errors::CallError;
-use crate::buckets::{LeaseSnapshot, LeaseStatus};
-use crate::codec::{levels_from_text, levels_to_text};
+use crate::codec::levels_to_text;
 use crate::error::StoreError;
-use crate::shared_engine::{KnownLease, LeaseTable, Open, Places};
-use crate::tables::{self, column, ending, ending_number, holding_from_text, holding_to_text, stamp};
+use crate::shared_engine::{KnownLease, LeaseState, LeaseTable, LoadedLease, Open, Places};
+use crate::tables::{LeaseRow, column, ending_number, holding_from_text, holding_to_text, in_lease};
 
 /// The capacity of the cache of texts.
 const TEXTS_MAX: usize = 1_024;
@@ -33,23 +32,14 @@ pub(super) struct Leases {
 }
 
 struct Entry {
-    state: State,
+    state: LoadedLease,
     is_written: bool,
     is_changed: bool,
 }
 
-enum State {
-    Open(Box<Open>),
-    Ended(EndRecord),
-}
-
 impl LeaseTable for Leases {
     fn find(&self, lease: LeaseId) -> KnownLease<'_> {
-        match self.known.get(&lease).map(|entry| &entry.state) {
-            Some(State::Open(open)) => KnownLease::Open(open),
-            Some(State::Ended(ended)) => KnownLease::Ended(*ended),
-            None => KnownLease::Unknown,
-        }
+        self.known.get(&lease).map_or(KnownLease::Unknown, |entry| entry.state.known())
     }
 
     fn open_mut(&mut self, lease: LeaseId) -> Result<&mut Open, StoreError> {
@@ -58,8 +48,8 @@ impl LeaseTable for Leases {
         }
         self.change(lease);
         match self.known.get_mut(&lease).map(|entry| &mut entry.state) {
-            Some(State::Open(open)) => Ok(open),
-            Some(State::Ended(_)) | None => Err(StoreError::NoLease { lease }),
+            Some(LoadedLease::Open(open)) => Ok(open),
+            _ => Err(StoreError::NoLease { lease }),
         }
     }
 
@@ -69,16 +59,16 @@ impl LeaseTable for Leases {
 
     fn insert(&mut self, open: Open) {
         let lease = open.lease;
-        let entry = Entry { state: State::Open(Box::new(open)), is_written: false, is_changed: false };
+        let entry = Entry { state: LoadedLease::Open(Box::new(open)), is_written: false, is_changed: false };
         self.known.insert(lease, entry);
         self.change(lease);
     }
 
     fn end(&mut self, lease: LeaseId, ended: EndRecord) -> u64 {
         self.first_end.get_or_insert(ended.at);
-        let state = State::Ended(ended);
-        let is_written = self.known.get(&lease).is_some_and(|entry| entry.is_written);
-        let is_changed = self.known.get(&lease).is_some_and(|entry| entry.is_changed);
+        let state = LoadedLease::Ended(ended);
+        let (is_written, is_changed) =
+            self.known.get(&lease).map_or((false, false), |entry| (entry.is_written, entry.is_changed));
         self.known.insert(lease, Entry { state, is_written, is_changed });
         self.change(lease);
         0
@@ -110,9 +100,11 @@ impl Leases {
         if self.known.contains_key(&lease) {
             return Ok(());
         }
-        let Some(state) = find(connection, namespace, lease, place)? else { return Ok(()) };
-        if let State::Ended(_) = state {
-            self.ended_when_loaded.push(lease);
+        let state = LoadedLease::new(lease, find(connection, namespace, lease)?, place);
+        match state {
+            LoadedLease::Unknown => return Ok(()),
+            LoadedLease::Ended(_) => self.ended_when_loaded.push(lease),
+            LoadedLease::Open(_) => {}
         }
         self.known.insert(lease, Entry { state, is_written: true, is_changed: false });
         Ok(())
@@ -126,12 +118,13 @@ impl Leases {
             entry.is_changed = false;
             let is_written = std::mem::replace(&mut entry.is_written, true);
             match &entry.state {
-                State::Ended(ended) => {
+                LoadedLease::Unknown => {}
+                LoadedLease::Ended(ended) => {
                     write_ended(connection, namespace, (lease, *ended), is_written)?;
                     self.known.remove(&lease);
                 }
-                State::Open(open) if is_written => write_step(connection, namespace, open)?,
-                State::Open(open) => {
+                LoadedLease::Open(open) if is_written => write_step(connection, namespace, open)?,
+                LoadedLease::Open(open) => {
                     let text = text_of(&mut self.texts, &open.levels);
                     write_open(connection, namespace, open, &text)?;
                 }
@@ -145,83 +138,32 @@ impl Leases {
     }
 }
 
-/// The state of a lease in the file, at the time `at`.
-pub(super) fn standing(
-    connection: &Connection,
-    namespace: i64,
-    (lease, at): (LeaseId, Stamp),
-) -> Result<LeaseStatus, CallError> {
-    match find(connection, namespace, lease, |_| Places::new())? {
-        Some(State::Open(open)) => {
-            let Open { levels, record, .. } = *open;
-            Ok(LeaseStatus::Open(LeaseSnapshot { at, levels, record }))
-        }
-        Some(State::Ended(ended)) => Ok(LeaseStatus::Ended(ended)),
-        None => Err(StoreError::NoLease { lease }.into()),
-    }
-}
-
-fn find(
-    connection: &Connection,
-    namespace: i64,
-    lease: LeaseId,
-    place: impl Fn(&Levels) -> Places,
-) -> Result<Option<State>, CallError> {
+/// A lease in the file.
+pub(super) fn find(connection: &Connection, namespace: i64, lease: LeaseId) -> Result<LeaseState, CallError> {
     let mut found = connection.prepare_cached(
         "SELECT levels, held, step, drawn_at, stepped_at, deadline, on_expiry, how, ended_at, digest
          FROM leases WHERE namespace = ?1 AND id = ?2",
     )?;
-    let found = found.query_row((namespace, lease.number().to_be_bytes()), LeaseRow::read).optional();
-    let Some(row) = found.map_err(|error| lease_error(lease, error.into()))? else { return Ok(None) };
-    row.state(lease, place).map(Some).map_err(|error| lease_error(lease, error.into()))
+    let mut rows = found.query((namespace, lease.number().to_be_bytes()))?;
+    let Some(row) = rows.next()? else { return Ok(LeaseState::Unknown) };
+    read(row).map_err(|error| match error {
+        CallError::Reply(error) => in_lease(lease, error).into(),
+        transaction @ CallError::Transaction(_) => transaction,
+    })
 }
 
-/// A row of the table of leases.
-struct LeaseRow {
-    levels: Option<String>,
-    held: Option<String>,
-    /// When it drew, its last step, its deadline, and how it expires.
-    numbers: [i64; 4],
-    step: u32,
-    how: Option<i64>,
-    ended_at: Option<i64>,
-    digest: Option<i64>,
-}
-
-impl LeaseRow {
-    fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
-        Ok(Self {
-            levels: row.get(0)?,
-            held: row.get(1)?,
-            step: row.get(2)?,
-            numbers: [row.get(3)?, row.get(4)?, row.get(5)?, row.get(6)?],
-            how: row.get(7)?,
-            ended_at: row.get(8)?,
-            digest: row.get(9)?,
-        })
-    }
-
-    fn state(self, lease: LeaseId, place: impl Fn(&Levels) -> Places) -> Result<State, StoreError> {
-        if let Some(how) = self.how {
-            let at = stamp(self.ended_at.unwrap_or(0))?;
-            let digest = self.digest.unwrap_or(0).cast_unsigned();
-            return Ok(State::Ended(EndRecord { how: ending(how)?, step: self.step, at, digest }));
-        }
-        let corrupt = || StoreError::Corrupt { what: "it is open without levels or units".to_owned() };
-        let levels = levels_from_text(&self.levels.ok_or_else(corrupt)?)?;
-        let (held, shortfalls) = holding_from_text(&self.held.ok_or_else(corrupt)?)?;
-        if held.len() != levels.names().len() {
-            let what = format!("it holds {} of {} limits", held.len(), levels.names().len());
-            return Err(StoreError::Corrupt { what });
-        }
-        let [drawn_at, stepped_at, deadline, on_expiry] = self.numbers;
-        let on_expiry = tables::on_expiry(on_expiry)?;
-        let times = (stamp(drawn_at)?, stamp(stepped_at)?, stamp(deadline)?);
-        let record = Record::restored(self.step, held, times.0, times.1, times.2, on_expiry)
-            .with_shortfalls(shortfalls);
-        let places = place(&levels);
-        Ok(State::Open(Box::new(Open { lease, record, levels: Arc::new(levels), places })))
-    }
+fn read(row: &Row<'_>) -> Result<LeaseState, CallError> {
+    let (levels, held): (Option<String>, Option<String>) = (row.get(0)?, row.get(1)?);
+    let columns = LeaseRow {
+        levels: levels.as_deref(),
+        step: row.get(2)?,
+        times: [row.get(3)?, row.get(4)?, row.get(5)?],
+        on_expiry: row.get(6)?,
+        how: row.get(7)?,
+        ended_at: row.get(8)?,
+        digest: row.get(9)?,
+    };
+    Ok(columns.state(|_| held.as_deref().map(holding_from_text).transpose())?)
 }
 
 fn write_open(connection: &Connection, namespace: i64, open: &Open, levels: &str) -> rusqlite::Result<()> {
@@ -281,14 +223,4 @@ fn text_of(texts: &mut HashMap<usize, (Arc<Levels>, Arc<str>)>, levels: &Arc<Lev
     let address = Arc::as_ptr(levels).addr();
     let make = || (Arc::clone(levels), levels_to_text(levels).into());
     Arc::clone(&texts.entry(address).or_insert_with(make).1)
-}
-
-/// Adds the lease to an error about its row.
-fn lease_error(lease: LeaseId, error: CallError) -> CallError {
-    match error {
-        CallError::Reply(StoreError::Corrupt { what }) => {
-            CallError::Reply(StoreError::Corrupt { what: format!("the lease {lease}: {what}") })
-        }
-        other => other,
-    }
 }

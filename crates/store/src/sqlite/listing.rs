@@ -3,17 +3,16 @@
 use std::ops::Range;
 
 use rusqlite::{Connection, OptionalExtension, named_params};
-use tidegate_core::limit::name::{EntityId, LimitName, ResourceName};
-use tidegate_core::limit::usage::{Tally, Usage};
+use tidegate_core::limit::name::{EntityId, ResourceName};
+use tidegate_core::limit::usage::Usage;
 use tidegate_core::time::Stamp;
 
 use super::errors::CallError;
 use super::meter_rows;
 use crate::buckets::{Bucket, Lookup};
 use crate::cursor::UsagePlace;
-use crate::error::StoreError;
 use crate::ledger::{UsageOf, UsageQuery};
-use crate::tables::{column, number, subject};
+use crate::tables::{column, subject, usage_line};
 
 pub(super) fn balances(
     connection: &Connection,
@@ -112,14 +111,9 @@ pub(super) fn usage(
     })?;
     let mut lines = Vec::new();
     while let Some(row) = rows.next()? {
-        let (entity, resource, limit): (String, String, String) = (row.get(0)?, row.get(1)?, row.get(2)?);
-        let count =
-            |place: usize| -> Result<u64, CallError> { Ok(number(row.get(place)?, "a sum of usage")?) };
-        let tally = Tally { units: count(4)?, own: count(5)?, leases: count(6)? };
-        let limit =
-            LimitName::new(&limit).map_err(|error| StoreError::Corrupt { what: error.to_string() })?;
-        let (subject, start) = (subject(&entity, &resource)?, Stamp::from_micros(count(3)?));
-        lines.push(Usage { subject, limit, window: query.window, start, tally });
+        let names: [String; 3] = [row.get(0)?, row.get(1)?, row.get(2)?];
+        let numbers = [row.get(3)?, row.get(4)?, row.get(5)?, row.get(6)?];
+        lines.push(usage_line(query.window, names.each_ref().map(String::as_str), numbers)?);
     }
     Ok(lines)
 }

@@ -39,9 +39,9 @@ pub use options::{Durability, SqliteOptions};
 use crate::clock::WallClock;
 use crate::error::StoreError;
 use errors::CallError;
-use queue::{PushError, Queue};
+use queue::Queue;
 use reader::Readers;
-use transaction::{Call, CallReply, Job, QueuedJob, Transaction};
+use transaction::{Call, CallReply, QueuedJob, Transaction};
 use writer::Counters;
 
 /// A store in a file, with SQLite built in. Clones are the same store.
@@ -174,15 +174,11 @@ impl Inner {
         &self,
         (call, answer): (Call<R, T>, tokio::sync::oneshot::Receiver<CallReply<T>>),
     ) -> Result<T, StoreError> {
-        self.push(Box::new(call))?;
+        self.writer.push(QueuedJob::new(Box::new(call)))?;
         match answer.await {
             Ok(reply) => reply.into_result(),
             Err(_) => Err(StoreError::unavailable("the store's thread has ended")),
         }
-    }
-
-    fn push(&self, job: Box<dyn Job>) -> Result<(), StoreError> {
-        self.writer.push(QueuedJob::new(job)).map_err(|rejected| push_error(&rejected, &self.place))
     }
 
     /// Reads in a snapshot, at one time, in parallel to the writer.
@@ -191,8 +187,7 @@ impl Inner {
         read: impl Fn(&rusqlite::Connection, Anchor) -> Result<T, CallError> + Send + 'static,
     ) -> Result<T, StoreError> {
         if let Some(readers) = &self.readers {
-            let (place, clock) = (Arc::clone(&self.place), Arc::clone(&self.clock));
-            return readers.read(place, clock, read).await;
+            return readers.read(Arc::clone(&self.clock), read).await;
         }
         self.write(Call::new(read, read_in_transaction)).await
     }
@@ -205,15 +200,6 @@ fn read_in_transaction<T>(
 ) -> Result<T, CallError> {
     transaction.write()?;
     read(transaction.connection, transaction.anchor)
-}
-
-fn push_error(rejected: &PushError, place: &str) -> StoreError {
-    match rejected {
-        PushError::Full { max, waited } => {
-            StoreError::Busy { place: format!("`{place}`"), waiting_max: *max, retry_after: *waited }
-        }
-        PushError::Closed => StoreError::Closed { what: format!("`{place}` was closed") },
-    }
 }
 
 impl Drop for Inner {

@@ -21,7 +21,7 @@ use super::meter_rows;
 use crate::error::StoreError;
 use crate::shared_engine::bucket_table::Row;
 use crate::shared_engine::{
-    BucketSet, BucketTable, Capacity, KnownLease, LeaseTable, Place, Places, StepContext, check_levels,
+    BucketSet, BucketTable, KnownLease, LeaseTable, Place, Places, StepContext, Unbounded, check_levels,
     hash_subject,
 };
 use crate::store::SweepReport;
@@ -35,17 +35,6 @@ const CLEANUP_MIN: usize = 64;
 const EVICTION_SCAN_MAX: usize = 1_000;
 /// A margin added to `kept_until`, so that most draws need not write it.
 const KEEP_MARGIN: Duration = Duration::from_secs(60);
-
-/// The disk bounds the number of buckets, and SQLite reports when it is full.
-struct Disk;
-
-impl Capacity for Disk {
-    fn reserve(&self, _: &mut BucketTable, _: &[Place], _: Stamp) -> Result<(), StoreError> {
-        Ok(())
-    }
-
-    fn created(&self, _: &Subject) {}
-}
 
 /// The state of a namespace.
 pub(super) struct NamespaceState {
@@ -117,7 +106,8 @@ impl NamespaceState {
             self.load(connection, &level.subject, place)?;
         }
         self.load_lease(connection, lease)?;
-        let buckets = BucketSet { home: (0, &mut self.table), others: Vec::new(), capacity: &Disk };
+        // The disk bounds the number of buckets, and SQLite reports when it is full.
+        let buckets = BucketSet { home: (0, &mut self.table), others: Vec::new(), capacity: &Unbounded };
         let offset = self.clock_offset;
         let mut context = StepContext { leases: &mut self.leases, buckets, places: &mut places, now, offset };
         let answer = decide(&mut context);

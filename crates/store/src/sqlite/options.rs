@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use foldhash::HashMap;
 use rusqlite::{Connection, MAIN_DB, OpenFlags};
 use tidegate_core::random::Random;
 use tokio::sync::{oneshot, watch};
@@ -19,6 +18,7 @@ use super::records;
 use super::schedule::Schedule;
 use super::schema;
 use super::syncer::{Syncer, wal_path};
+use super::transaction::Cache;
 use super::writer::{BATCH_MAX, Counters, DEADLINE, Writer};
 use super::{Inner, Sqlite};
 use crate::clock::{HostWall, WallClock};
@@ -219,9 +219,10 @@ impl SqliteOptions {
         let of_io = |error: std::io::Error| StoreError::unavailable(format!("`{place}`: {error}"));
         // Resolved again, now that the file exists.
         let path = path.as_deref().map(canonical).transpose().map_err(of_io)?;
-        let readers = path.as_deref().map(|path| Readers::start(path, running, closing)).transpose();
+        let readers =
+            path.as_deref().map(|path| Readers::start((path, &place), running, closing)).transpose();
         let readers = readers.map_err(of_io)?;
-        let (queue, counters) = (Arc::new(Queue::new(QUEUE_MAX)), Arc::new(Counters::default()));
+        let (queue, counters) = (Arc::new(Queue::new(QUEUE_MAX, &place)), Arc::new(Counters::default()));
         let unsynced = path.as_deref().filter(|_| self.durable == Durability::EverySecond);
         let syncer = unsynced.map(|path| Syncer::start(path, &counters)).transpose().map_err(of_io)?;
         let file = path.map(File::at).transpose().map_err(of_io)?;
@@ -236,8 +237,7 @@ impl SqliteOptions {
             timeout: self.deadline,
             queue: Arc::clone(&queue),
             counters: Arc::clone(&counters),
-            namespaces: HashMap::default(),
-            eviction_cursors: HashMap::default(),
+            cache: Cache::default(),
             anchors: None,
             data_version: 0,
             random: Random::seeded(u64::from(std::process::id())),

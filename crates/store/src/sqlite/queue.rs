@@ -1,9 +1,10 @@
 //! A bounded FIFO queue of jobs for threads.
 
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::error::StoreError;
 use crate::sync::lock;
 
 /// A queue of jobs for one or several threads.
@@ -11,6 +12,8 @@ pub(super) struct Queue<J> {
     state: Mutex<State<J>>,
     changed: Condvar,
     max: usize,
+    /// The path of the file, for errors.
+    place: Arc<str>,
 }
 
 struct State<J> {
@@ -30,31 +33,21 @@ pub(super) enum NextJobs<J> {
     Closed,
 }
 
-/// Why a job was not queued.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum PushError {
-    Full {
-        max: usize,
-        /// How long the first job has waited.
-        waited: Duration,
-    },
-    Closed,
-}
-
 impl<J> Queue<J> {
-    pub(super) fn new(max: usize) -> Self {
+    pub(super) fn new(max: usize, place: &Arc<str>) -> Self {
         let state = State { jobs: VecDeque::new(), is_closed: false, idle: 0 };
-        Self { state: Mutex::new(state), changed: Condvar::new(), max }
+        Self { state: Mutex::new(state), changed: Condvar::new(), max, place: Arc::clone(place) }
     }
 
-    pub(super) fn push(&self, job: J) -> Result<(), PushError> {
+    pub(super) fn push(&self, job: J) -> Result<(), StoreError> {
         let mut state = lock(&self.state);
         if state.is_closed {
-            return Err(PushError::Closed);
+            return Err(StoreError::Closed { what: format!("`{}` was closed", self.place) });
         }
         if state.jobs.len() >= self.max {
-            let waited = state.jobs.front().map_or(Duration::ZERO, |(came, _)| came.elapsed());
-            return Err(PushError::Full { max: self.max, waited });
+            let retry_after = state.jobs.front().map_or(Duration::ZERO, |(came, _)| came.elapsed());
+            let place = format!("`{}`", self.place);
+            return Err(StoreError::Busy { place, waiting_max: self.max, retry_after });
         }
         state.jobs.push_back((Instant::now(), job));
         let has_idle = state.idle > 0;
@@ -124,25 +117,25 @@ mod tests {
 
     #[test]
     fn closed_queue_still_drains_its_jobs_in_order() {
-        let queue = Queue::new(3);
+        let queue = Queue::new(3, &"limits.db".into());
         for job in 1..=3 {
-            assert_eq!(queue.push(job), Ok(()));
+            queue.push(job).unwrap();
         }
-        assert!(matches!(queue.push(4), Err(PushError::Full { max: 3, .. })));
+        assert!(matches!(queue.push(4), Err(StoreError::Busy { waiting_max: 3, .. })));
         assert!(matches!(queue.take(2, None), NextJobs::Jobs(jobs) if jobs == [1, 2]));
         let mut taken = vec![0];
         assert!(queue.take_more(&mut taken, 2) && !queue.take_more(&mut taken, 2));
         assert_eq!(taken, [0, 3]);
-        assert_eq!(queue.push(6), Ok(()));
+        queue.push(6).unwrap();
         queue.close();
-        assert_eq!(queue.push(5), Err(PushError::Closed));
+        assert!(matches!(queue.push(5), Err(StoreError::Closed { .. })));
         assert!(matches!(queue.take(9, None), NextJobs::Jobs(jobs) if jobs == [6]));
         assert!(matches!(queue.take(9, None), NextJobs::Closed));
     }
 
     #[test]
     fn take_returns_when_its_time_limit_passes() {
-        let queue: Queue<u32> = Queue::new(1);
+        let queue: Queue<u32> = Queue::new(1, &"limits.db".into());
         assert!(matches!(queue.take(1, Some(Instant::now())), NextJobs::TimedOut));
     }
 }

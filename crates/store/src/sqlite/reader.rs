@@ -10,10 +10,9 @@ use rusqlite::{Connection, OpenFlags};
 use tidegate_core::limit::anchor::Anchor;
 use tokio::sync::{oneshot, watch};
 
-use super::errors::{CallError, Fault};
+use super::errors::{CallError, file_error};
 use super::file::File;
 use super::options::STATEMENTS_MAX;
-use super::push_error;
 use super::queue::{NextJobs, Queue};
 use super::writer::read_anchor;
 use crate::clock::WallClock;
@@ -27,22 +26,23 @@ const READS_MAX: usize = 1 << 14;
 /// How long a reader waits for the lock of a checkpoint, which is rare.
 const BUSY: Duration = Duration::from_millis(500);
 
-type Read = Box<dyn FnOnce(Result<&Connection, Fault>) + Send>;
+type Read = Box<dyn FnOnce(Result<&Connection, StoreError>) + Send>;
 
 /// The pool of readers.
 pub(super) struct Readers {
     queue: Arc<Queue<Read>>,
+    place: Arc<str>,
 }
 
 impl Readers {
     /// Starts the threads. Each connects at its first read, disconnects under the lock `closing`, and holds
     /// `running` until it has ended.
     pub(super) fn start(
-        path: &Path,
+        (path, place): (&Path, &Arc<str>),
         running: &watch::Sender<()>,
         closing: &Arc<Mutex<()>>,
     ) -> std::io::Result<Self> {
-        let queue = Arc::new(Queue::new(READS_MAX));
+        let queue = Arc::new(Queue::new(READS_MAX, place));
         for _ in 0..READERS {
             let mut reader =
                 Reader { queue: Arc::clone(&queue), file: File::at(path.to_owned())?, connection: None };
@@ -55,7 +55,7 @@ impl Readers {
             };
             thread::Builder::new().name("tidegate-read".to_owned()).spawn(run)?;
         }
-        Ok(Self { queue })
+        Ok(Self { queue, place: Arc::clone(place) })
     }
 
     pub(super) fn close(&self) {
@@ -64,26 +64,25 @@ impl Readers {
 
     pub(super) async fn read<T: Send + 'static>(
         &self,
-        place: Arc<str>,
         clock: Arc<dyn WallClock>,
         read: impl FnOnce(&Connection, Anchor) -> Result<T, CallError> + Send + 'static,
     ) -> Result<T, StoreError> {
         let (reply, answer) = oneshot::channel();
-        let file = Arc::clone(&place);
-        let job = move |connection: Result<&Connection, Fault>| {
+        let place = Arc::clone(&self.place);
+        let job = move |connection: Result<&Connection, StoreError>| {
             if reply.is_closed() {
                 return;
             }
             let answer = match connection {
                 Ok(connection) => {
-                    in_snapshot(connection, &*clock, read).map_err(|error| error.into_error(&file))
+                    in_snapshot(connection, &*clock, read).map_err(|error| error.into_error(&place))
                 }
-                Err(fault) => Err(fault.to_store_error()),
+                Err(error) => Err(error),
             };
             // A failed send means that the caller was dropped.
             drop(reply.send(answer));
         };
-        self.queue.push(Box::new(job)).map_err(|rejected| push_error(&rejected, &place))?;
+        self.queue.push(Box::new(job))?;
         answer.await.unwrap_or_else(|_| Err(StoreError::unavailable("a reader thread panicked")))
     }
 }
@@ -121,13 +120,13 @@ impl Reader {
         }
     }
 
-    fn connect(&mut self) -> Result<&Connection, Fault> {
+    fn connect(&mut self) -> Result<&Connection, StoreError> {
         self.file.check()?;
         if self.connection.is_none() {
             let place = self.file.path.display().to_string();
-            self.connection = Some(self.open().map_err(|error| Fault::new(&place, &error))?);
+            self.connection = Some(self.open().map_err(|error| file_error(&place, &error))?);
         }
-        self.connection.as_ref().ok_or_else(|| Fault::Unavailable("there is no connection".to_owned()))
+        self.connection.as_ref().ok_or_else(|| StoreError::unavailable("there is no connection"))
     }
 
     fn open(&self) -> rusqlite::Result<Connection> {

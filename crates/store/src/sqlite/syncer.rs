@@ -12,8 +12,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::errors::Fault;
 use super::writer::Counters;
+use crate::error::StoreError;
 use crate::sync::lock;
 
 /// How long a write may be unsynced, which leaves some time for the disk within the second.
@@ -32,14 +32,14 @@ pub(super) struct Syncer {
 struct State {
     /// When the first unsynced write was made.
     unsynced: Option<Instant>,
-    fault: Option<Fault>,
+    error: Option<StoreError>,
     is_ended: bool,
 }
 
 impl Syncer {
     pub(super) fn start(path: &Path, counters: &Arc<Counters>) -> io::Result<Arc<Self>> {
         // A killed process may have left unsynced writes.
-        let state = State { unsynced: Some(Instant::now()), fault: None, is_ended: false };
+        let state = State { unsynced: Some(Instant::now()), error: None, is_ended: false };
         let (log, counters) = (wal_path(path), Arc::clone(counters));
         let syncer = Arc::new(Self { log, counters, state: Mutex::new(state), changed: Condvar::new() });
         let thread = Arc::clone(&syncer);
@@ -58,8 +58,8 @@ impl Syncer {
     }
 
     /// Returns the error of the last sync, if it failed.
-    pub(super) fn check(&self) -> Result<(), Fault> {
-        lock(&self.state).fault.clone().map_or(Ok(()), Err)
+    pub(super) fn check(&self) -> Result<(), StoreError> {
+        lock(&self.state).error.as_ref().map_or(Ok(()), |error| Err(error.duplicate()))
     }
 
     /// Ends the thread, after a last sync.
@@ -99,13 +99,13 @@ impl Syncer {
         let mut state = lock(&self.state);
         match synced {
             Ok(was_needed) => {
-                state.fault = None;
+                state.error = None;
                 self.counters.syncs.fetch_add(u64::from(was_needed), Ordering::Relaxed);
                 true
             }
             Err(error) => {
                 let what = format!("`{}` could not be synced to disk: {error}", self.log.display());
-                state.fault = Some(Fault::Unavailable(what));
+                state.error = Some(StoreError::unavailable(what));
                 state.unsynced = Some(since);
                 false
             }
@@ -143,12 +143,12 @@ mod tests {
     fn failed_sync_is_reported_until_one_succeeds() {
         let folder = tempfile::tempdir().unwrap();
         let (path, counters) = (folder.path().join("limits.db"), Arc::new(Counters::default()));
-        let state = State { unsynced: Some(Instant::now()), fault: None, is_ended: false };
+        let state = State { unsynced: Some(Instant::now()), error: None, is_ended: false };
         let log = wal_path(&path).join("not a folder");
         std::fs::write(wal_path(&path), "frames").unwrap();
         let mut syncer = Syncer { log, counters, state: Mutex::new(state), changed: Condvar::new() };
         assert!(!syncer.sync());
-        let message = syncer.check().unwrap_err().to_store_error().to_string();
+        let message = syncer.check().unwrap_err().to_string();
         assert!(message.contains("could not be synced to disk"), "{message}");
         assert_eq!(syncer.counters.syncs.load(Ordering::Relaxed), 0);
         syncer.log = wal_path(&path);

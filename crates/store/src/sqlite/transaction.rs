@@ -18,17 +18,45 @@ use crate::engine_time::EngineTime;
 use crate::error::StoreError;
 use crate::retention::Retention;
 
+/// The most namespaces, and the most buckets and leases of all of them, that are cached between transactions.
+const NAMESPACES_MAX: usize = 64;
+const CACHED_MAX: usize = 1 << 17;
+
+/// The state of namespaces, loaded and cached between transactions.
+#[derive(Default)]
+pub(super) struct Cache {
+    namespaces: HashMap<i64, NamespaceState>,
+    /// The eviction cursors of namespaces that are not loaded.
+    eviction_cursors: HashMap<i64, EvictionCursor>,
+}
+
+impl Cache {
+    /// Drops all namespaces. Keeps their eviction cursors, which writes of other processes would otherwise
+    /// reset.
+    pub(super) fn clear(&mut self) {
+        self.eviction_cursors
+            .extend(self.namespaces.drain().map(|(namespace, state)| (namespace, state.eviction_cursor)));
+    }
+
+    /// Drops all namespaces if there are too many of them, or too much in them.
+    pub(super) fn bound(&mut self) {
+        let kept = self.namespaces.values().map(NamespaceState::len).sum::<usize>();
+        if self.namespaces.len() > NAMESPACES_MAX || kept > CACHED_MAX {
+            self.clear();
+        }
+    }
+}
+
 /// A write transaction, with the state of the namespaces in it.
 pub(super) struct Transaction<'a> {
     pub(super) connection: &'a Connection,
     /// One reading of the clock, taken within the transaction.
     pub(super) anchor: Anchor,
     pub(super) now: Stamp,
-    namespaces: &'a mut HashMap<i64, NamespaceState>,
-    eviction_cursors: &'a mut HashMap<i64, EvictionCursor>,
+    pub(super) cache: &'a mut Cache,
     pub(super) retention: Retention,
     /// Namespaces that this transaction has used.
-    visited: Vec<i64>,
+    pub(super) visited: Vec<i64>,
     pub(super) draws: u64,
     /// Why draws are refused, if the file is full.
     pub(super) no_space: Option<String>,
@@ -38,32 +66,7 @@ pub(super) struct Transaction<'a> {
     pub(super) is_behind: bool,
 }
 
-impl<'a> Transaction<'a> {
-    pub(super) const fn new(
-        connection: &'a Connection,
-        anchor: Anchor,
-        (namespaces, eviction_cursors): (
-            &'a mut HashMap<i64, NamespaceState>,
-            &'a mut HashMap<i64, EvictionCursor>,
-        ),
-        retention: Retention,
-    ) -> Self {
-        let now = anchor.latest();
-        Self {
-            connection,
-            anchor,
-            now,
-            namespaces,
-            eviction_cursors,
-            retention,
-            visited: Vec::new(),
-            draws: 0,
-            no_space: None,
-            calls: 0,
-            is_behind: false,
-        }
-    }
-
+impl Transaction<'_> {
     /// Counts a draw, and refuses it if the file is full.
     pub(super) fn draws(&mut self) -> Result<(), StoreError> {
         self.draws += 1;
@@ -86,11 +89,11 @@ impl<'a> Transaction<'a> {
         if !self.visited.contains(&namespace) {
             self.visited.push(namespace);
         }
-        let state = match self.namespaces.entry(namespace) {
+        let state = match self.cache.namespaces.entry(namespace) {
             Entry::Occupied(state) => state.into_mut(),
             Entry::Vacant(place) => {
                 let state = place.insert(NamespaceState::open(self.connection, namespace)?);
-                state.eviction_cursor = self.eviction_cursors.remove(&namespace).unwrap_or_default();
+                state.eviction_cursor = self.cache.eviction_cursors.remove(&namespace).unwrap_or_default();
                 state
             }
         };
@@ -101,7 +104,7 @@ impl<'a> Transaction<'a> {
     /// Writes all changes so far.
     pub(super) fn write(&mut self) -> Result<(), CallError> {
         for namespace in &self.visited {
-            if let Some(state) = self.namespaces.get_mut(namespace) {
+            if let Some(state) = self.cache.namespaces.get_mut(namespace) {
                 state.write(self.connection)?;
             }
         }

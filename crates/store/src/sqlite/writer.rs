@@ -10,23 +10,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use foldhash::HashMap;
 use rusqlite::Connection;
 use tidegate_core::limit::anchor::Anchor;
 use tidegate_core::random::Random;
 use tidegate_core::time::Stamp;
 
-use super::errors::{CallError, Fault, is_busy};
-use super::evict::EvictionCursor;
+use super::errors::{CallError, file_error, is_busy};
 use super::file::File;
-use super::namespace::NamespaceState;
 use super::queue::{NextJobs, Queue};
 use super::retention;
 use super::schedule::Schedule;
 use super::schema;
 use super::syncer::Syncer;
-use super::transaction::{QueuedJob, Transaction};
+use super::transaction::{Cache, QueuedJob, Transaction};
 use crate::clock::WallClock;
+use crate::error::StoreError;
 use crate::retention::Retention;
 use crate::tables::column;
 
@@ -44,9 +42,6 @@ const RESERVED_PAGES: i64 = 32;
 /// How long undo jobs are retried, and the most that are kept.
 const UNDO_RETRIED_FOR: Duration = Duration::from_secs(60);
 const UNDO_JOBS_MAX: usize = 1 << 16;
-/// The most namespaces, and the most buckets and leases of all of them, that are cached between transactions.
-const NAMESPACES_MAX: usize = 64;
-const CACHED_MAX: usize = 1 << 17;
 
 /// Counters of the store.
 #[derive(Debug, Default)]
@@ -70,9 +65,7 @@ pub(super) struct Writer {
     pub(super) timeout: Duration,
     pub(super) queue: Arc<Queue<QueuedJob>>,
     pub(super) counters: Arc<Counters>,
-    pub(super) namespaces: HashMap<i64, NamespaceState>,
-    /// The eviction cursors of namespaces that are not loaded.
-    pub(super) eviction_cursors: HashMap<i64, EvictionCursor>,
+    pub(super) cache: Cache,
     /// The clock as the file has it and as last read; `None` after another connection has written.
     pub(super) anchors: Option<[Anchor; 2]>,
     pub(super) data_version: i64,
@@ -91,7 +84,7 @@ enum TransactionError {
     /// An error of SQLite, caused by an unknown call.
     Engine(rusqlite::Error),
     /// An error that concerns all calls.
-    All(Fault),
+    All(StoreError),
 }
 
 impl From<rusqlite::Error> for TransactionError {
@@ -145,8 +138,8 @@ impl Writer {
         for queued in &batch {
             queued.time.send();
         }
-        if let Err(fault) = self.check_disk() {
-            return self.fail(batch, &fault);
+        if let Err(error) = self.check_disk() {
+            return self.fail(batch, &error);
         }
         // Other processes cannot signal that they wait.
         if self.file.is_some()
@@ -156,7 +149,7 @@ impl Writer {
         }
         match self.attempt(batch) {
             Ok(is_done) => is_done,
-            Err((batch, fault)) if batch.len() <= 1 => self.fail(batch, &fault),
+            Err((batch, error)) if batch.len() <= 1 => self.fail(batch, &error),
             Err((batch, _)) => self.run_individually(batch),
         }
     }
@@ -167,7 +160,7 @@ impl Writer {
         for queued in batch {
             is_any_done |= match self.attempt(vec![queued]) {
                 Ok(is_done) => is_done,
-                Err((one, fault)) => self.fail(one, &fault),
+                Err((one, error)) => self.fail(one, &error),
             };
         }
         is_any_done
@@ -175,41 +168,39 @@ impl Writer {
 
     /// Runs one transaction for these jobs and replies to them. If one of them may have made it fail, all are
     /// returned.
-    fn attempt(&mut self, batch: Vec<QueuedJob>) -> Result<bool, (Vec<QueuedJob>, Fault)> {
+    fn attempt(&mut self, batch: Vec<QueuedJob>) -> Result<bool, (Vec<QueuedJob>, StoreError)> {
         let Some(mut batch) = self.begin(batch) else { return Ok(false) };
         // A caller's clock or a bug may panic: the transaction is rolled back, and the thread continues.
         let done = catch_unwind(AssertUnwindSafe(|| self.transact(&mut batch)));
         let stop = match done {
             Ok(Ok(())) => return Ok(self.reply_if_file_exists(batch)),
-            Ok(Err(TransactionError::All(fault))) => Ok(fault),
-            Ok(Err(TransactionError::Engine(error))) => Err(Fault::new(&self.place, &error)),
-            Err(_panic) => {
-                Err(Fault::Unavailable("the store's thread panicked: nothing was done".to_owned()))
-            }
+            Ok(Err(TransactionError::All(error))) => Ok(error),
+            Ok(Err(TransactionError::Engine(error))) => Err(file_error(&self.place, &error)),
+            Err(_panic) => Err(StoreError::unavailable("the store's thread panicked: nothing was done")),
         };
         self.invalidate();
         // Some errors have rolled it back already.
         drop(self.connection.execute_batch("ROLLBACK"));
         match stop {
-            Ok(fault) => Ok(self.fail(batch, &fault)),
-            Err(fault) => Err((batch, fault)),
+            Ok(error) => Ok(self.fail(batch, &error)),
+            Err(error) => Err((batch, error)),
         }
     }
 
     /// Replies to the calls if the file still exists; otherwise their writes are lost.
     fn reply_if_file_exists(&mut self, mut batch: Vec<QueuedJob>) -> bool {
-        let Err(fault) = self.check_file() else { return self.reply(batch) };
+        let Err(error) = self.check_file() else { return self.reply(batch) };
         let gone: Vec<_> = batch.extract_if(.., |queued| !queued.job.is_wanted()).collect();
         self.reply(gone);
-        self.fail(batch, &fault)
+        self.fail(batch, &error)
     }
 
-    fn check_file(&self) -> Result<(), Fault> {
+    fn check_file(&self) -> Result<(), StoreError> {
         self.file.as_ref().map_or(Ok(()), File::check)
     }
 
     /// Checks that the file exists, and that earlier writes are synced or can be.
-    fn check_disk(&self) -> Result<(), Fault> {
+    fn check_disk(&self) -> Result<(), StoreError> {
         self.check_file()?;
         self.syncer.as_ref().map_or(Ok(()), |syncer| syncer.check())
     }
@@ -219,10 +210,10 @@ impl Writer {
         let is_idle = batch.is_empty();
         let started = Instant::now();
         loop {
-            let Err(error) = self.try_to_begin() else { return Some(batch) };
-            let fault = Fault::new(&self.place, &error);
-            if !is_busy(&error) {
-                self.fail(batch, &fault);
+            let Err(cause) = self.try_to_begin() else { return Some(batch) };
+            let error = file_error(&self.place, &cause);
+            if !is_busy(&cause) {
+                self.fail(batch, &error);
                 return None;
             }
             let now = Instant::now();
@@ -230,7 +221,7 @@ impl Writer {
                 |queued: &mut QueuedJob| queued.time.elapsed().is_some_and(|elapsed| elapsed >= self.timeout);
             let late: Vec<_> = batch.extract_if(.., is_late).collect();
             if !late.is_empty() || now.duration_since(started) >= self.timeout {
-                self.fail(late, &fault);
+                self.fail(late, &error);
             }
             batch.retain(|queued| queued.job.is_wanted());
             if batch.is_empty() && (!is_idle || now.duration_since(started) >= self.timeout) {
@@ -254,14 +245,18 @@ impl Writer {
         self.invalidate_if_changed()?;
         let anchor = self.read_clock()?;
         let no_space = self.no_space_reason()?;
-        let mut transaction = Transaction::new(
-            &self.connection,
+        let mut transaction = Transaction {
+            connection: &self.connection,
             anchor,
-            (&mut self.namespaces, &mut self.eviction_cursors),
-            self.retention,
-        );
-        (transaction.calls, transaction.no_space, transaction.is_behind) =
-            (batch.len(), no_space, self.schedule.is_behind);
+            now: anchor.latest(),
+            cache: &mut self.cache,
+            retention: self.retention,
+            visited: Vec::new(),
+            draws: 0,
+            no_space,
+            calls: batch.len(),
+            is_behind: self.schedule.is_behind,
+        };
         for queued in batch.iter_mut() {
             queued.job.run(&mut transaction)?;
         }
@@ -299,31 +294,21 @@ impl Writer {
         if version != self.data_version {
             // Checked before the data version is stored, so that the check repeats.
             if let Some(newer) = schema::newer(&self.connection, &self.place)? {
-                return Err(TransactionError::All(Fault::Invalid(newer)));
+                return Err(TransactionError::All(StoreError::Invalid { what: newer }));
             }
             self.data_version = version;
             self.invalidate();
             self.schedule.saw_other_writer(Instant::now());
         }
         // All of it is written, and reloaded when needed.
-        let kept = self.namespaces.values().map(NamespaceState::len).sum::<usize>();
-        if self.namespaces.len() > NAMESPACES_MAX || kept > CACHED_MAX {
-            self.clear_namespaces();
-        }
+        self.cache.bound();
         Ok(())
     }
 
     /// Drops cached state, which may be ahead of the file.
     fn invalidate(&mut self) {
-        self.clear_namespaces();
+        self.cache.clear();
         self.anchors = None;
-    }
-
-    /// Drops all namespaces. Keeps their eviction cursors, which writes of other processes would otherwise
-    /// reset.
-    fn clear_namespaces(&mut self) {
-        self.eviction_cursors
-            .extend(self.namespaces.drain().map(|(namespace, state)| (namespace, state.eviction_cursor)));
     }
 
     /// Reads the clock. The time is never before that of any process.
@@ -383,11 +368,11 @@ impl Writer {
     }
 
     /// Reports a failed transaction to the callers. Undo jobs are retried.
-    fn fail(&mut self, batch: Vec<QueuedJob>, fault: &Fault) -> bool {
+    fn fail(&mut self, batch: Vec<QueuedJob>, error: &StoreError) -> bool {
         self.invalidate();
         self.schedule.has_failed(Instant::now());
         for QueuedJob { at, time, job } in batch {
-            let unclaimed = catch_unwind(AssertUnwindSafe(|| job.fail(fault.to_store_error())));
+            let unclaimed = catch_unwind(AssertUnwindSafe(|| job.fail(error.duplicate())));
             if let Ok(Some(job)) = unclaimed {
                 self.queue_undo(QueuedJob { at, time, job });
             }

@@ -27,53 +27,28 @@ pub enum Verb {
     Chain,
 }
 
+/// The names of the verbs, in their order.
+const NAMES: [&str; VERBS] = [
+    "draw", "extend", "adjust", "renew", "settle", "cancel", "spend", "repair", "lease", "look", "buckets",
+    "usage", "prune", "sweep", "read", "scan", "write", "version", "chain",
+];
+
 impl Verb {
     /// All verbs.
-    pub const ALL: [Self; VERBS] = [
-        Self::Draw,
-        Self::Extend,
-        Self::Adjust,
-        Self::Renew,
-        Self::Settle,
-        Self::Cancel,
-        Self::Spend,
-        Self::Repair,
-        Self::Lease,
-        Self::Look,
-        Self::Buckets,
-        Self::Usage,
-        Self::Prune,
-        Self::Sweep,
-        Self::Read,
-        Self::Scan,
-        Self::Write,
-        Self::Version,
-        Self::Chain,
-    ];
+    pub const ALL: [Self; VERBS] = {
+        use Verb::{
+            Adjust, Buckets, Cancel, Chain, Draw, Extend, Lease, Look, Prune, Read, Renew, Repair, Scan,
+            Settle, Spend, Sweep, Usage, Version, Write,
+        };
+        [
+            Draw, Extend, Adjust, Renew, Settle, Cancel, Spend, Repair, Lease, Look, Buckets, Usage, Prune,
+            Sweep, Read, Scan, Write, Version, Chain,
+        ]
+    };
 
     /// The name in lower case, for metrics.
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::Draw => "draw",
-            Self::Extend => "extend",
-            Self::Adjust => "adjust",
-            Self::Renew => "renew",
-            Self::Settle => "settle",
-            Self::Cancel => "cancel",
-            Self::Spend => "spend",
-            Self::Repair => "repair",
-            Self::Lease => "lease",
-            Self::Look => "look",
-            Self::Buckets => "buckets",
-            Self::Usage => "usage",
-            Self::Prune => "prune",
-            Self::Sweep => "sweep",
-            Self::Read => "read",
-            Self::Scan => "scan",
-            Self::Write => "write",
-            Self::Version => "version",
-            Self::Chain => "chain",
-        }
+        NAMES[self as usize]
     }
 }
 

@@ -229,7 +229,9 @@ impl<K: Clone + Send + Sync + 'static> KeyedEvents<K> {
         poll_fn(|context| self.subscription.poll_next(context)).await
     }
 
-    /// An event that has already happened, if one is left to read.
+    /// An event that has already happened; `None` if there is none left to read, and at the end of the stream.
+    ///
+    /// A task whose poll of the stream returned `Pending` is still woken by the next event.
     pub fn try_next(&mut self) -> Option<KeyedNotice<K>> {
         self.subscription.try_next()
     }

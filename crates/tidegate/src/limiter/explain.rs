@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate_core::duration::Rounded;
 use tidegate_core::limit::balance::Balance;
 use tidegate_core::limit::cascade::Levels;
 use tidegate_core::limit::meter::Meter;
@@ -248,7 +249,9 @@ impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.would {
             Would::Grant => writeln!(f, "{} would be granted", self.subject)?,
-            Would::Wait(span) => writeln!(f, "{} would be refused; retry after {span:?}", self.subject)?,
+            Would::Wait(span) => {
+                writeln!(f, "{} would be refused; retry after {}", self.subject, Rounded(span))?;
+            }
             Would::Never => writeln!(f, "{} would never be granted", self.subject)?,
         }
         for line in &self.lines {

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json, to_value};
 use tidegate::{
-    Budget, Cause, Change, Circuit, Cost, Event, Instant, Notice, Outcome, Rate, Slots, Throttle, Trip, Why,
+    Budget, Cause, Change, Circuit, Cost, Dimension, Event, Instant, Notice, Outcome, QuotaLevel, Rate,
+    Reset, Slots, Throttle, Trip, Why,
 };
 
 use crate::kit::{millis, secs};
@@ -40,17 +41,30 @@ fn events_are_serialized_with_their_name() {
 }
 
 #[test]
-fn outcome_is_serialized_with_its_usage() {
+fn outcome_is_serialized_with_usage_and_quotas() {
+    let level = QuotaLevel { limit: 500, remaining: 20, reset: Reset::Full(secs(58)), window: None };
     let outcome = Outcome::overload().because(Cause::Throttled).retry_after(millis(1_500));
+    let outcome = outcome.with_malformed(2).quota(Dimension::Requests, level);
     let wanted = json!({
         "kind": "overload", "cause": "throttled", "retry_after": 1.5, "latency": null, "is_retried": false,
-        "exceeded": null,
+        "malformed": 2, "exceeded": null,
+        "quotas": {
+            "requests": {"limit": 500, "remaining": 20, "reset_after": 58.0, "window": null},
+            "tokens": null, "input_tokens": null, "output_tokens": null
+        },
         "spent": {"requests": 1, "tokens": 40, "bytes": 0, "input_tokens": 0, "output_tokens": 0}
     });
     assert_eq!(to_value(outcome.spent(Cost::from(40))).unwrap(), wanted);
 }
 
-/// The names in the debug text are those of all fields.
+/// Checks that a JSON object has all fields: their names are in the debug text.
+fn has_all_fields(json: &Value, debug: &str) {
+    let fields = debug.lines().filter_map(|line| line.strip_prefix("    ")?.split_once(": "));
+    let fields: BTreeSet<_> = fields.map(|(name, _)| name).filter(|name| !name.starts_with(' ')).collect();
+    let names: BTreeSet<_> = json.as_object().expect("an object").keys().map(String::as_str).collect();
+    assert_eq!(names, fields);
+}
+
 #[test]
 fn snapshot_is_serialized_with_all_fields() {
     let throttle = Throttle::builder()
@@ -63,13 +77,11 @@ fn snapshot_is_serialized_with_all_fields() {
     let _held = throttle.try_acquire(Cost::from(40)).unwrap();
     let snapshot = throttle.snapshot();
     let json = to_value(&snapshot).unwrap();
-    let debug = format!("{snapshot:#?}");
-    let fields = debug.lines().filter_map(|line| line.strip_prefix("    ")?.split_once(": "));
-    let fields: BTreeSet<_> = fields.map(|(name, _)| name).filter(|name| !name.starts_with(' ')).collect();
-    let names: BTreeSet<_> = json.as_object().unwrap().keys().map(String::as_str).collect();
-    assert_eq!(names, fields);
+    has_all_fields(&json, &format!("{snapshot:#?}"));
     assert_eq!((&json["state"], &json["in_flight"]), (&Value::from("running"), &Value::from(1)));
     assert_eq!((&json["tokens_used"], &json["rate"]), (&Value::from(40), &Value::from(10.0)));
     assert_eq!(json["circuit"]["state"], "closed");
     assert_eq!(json["outcomes"]["successes"], 0);
+    let control = Throttle::new().snapshot().control.unwrap();
+    has_all_fields(&to_value(control).unwrap(), &format!("{control:#?}"));
 }

@@ -4,17 +4,18 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
+use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
 use futures_core::Stream;
 use tidegate::{
-    Circuit, Event, EvictCause, Instant, Keyed, KeyedEvent, KeyedEvents, Limits, Outcome, Rate, Throttle,
-    Trip,
+    Circuit, Event, Events, EvictCause, Instant, Keyed, KeyedEvent, KeyedEvents, Limits, Outcome, Rate,
+    Throttle, Trip,
 };
 
 use crate::kit::keyed::{IDLE, by_hand, has, poll_once, rate, record_notices, slots, sweep, take_notices};
-use crate::kit::{REQUEST, secs};
+use crate::kit::{REQUEST, Wakes, secs};
 
 fn fragile() -> Limits {
     let circuit = Circuit::after_failures(1).open_for(secs(5)).probes(1);
@@ -83,6 +84,27 @@ async fn events_are_a_stream() {
     let mut events = keyed.events();
     keyed.record(&7, Outcome::failure());
     assert_eq!(item(&mut events).await.map(|notice| (notice.key, notice.event)), Some((Some(7), opened())));
+}
+
+/// Regression: `try_next` took the place of the waiting task's waker, so no event woke that task.
+#[test]
+fn try_next_leaves_a_waiting_task_its_wake_up() {
+    let throttle = Throttle::new();
+    let mut events = throttle.events();
+    let wakes = Arc::new(Wakes::default());
+    let task = Waker::from(Arc::clone(&wakes));
+    let poll = |events: &mut Events| Pin::new(events).poll_next(&mut Context::from_waker(&task));
+    for round in 1..=2 {
+        assert!(poll(&mut events).is_pending());
+        assert_eq!((events.try_next(), events.try_next()), (None, None));
+        throttle.pause(secs(1));
+        assert_eq!(wakes.count(), round);
+        throttle.resume();
+        assert_eq!(wakes.count(), round, "woken once, until it polls again");
+        assert!(events.try_next().is_some());
+        assert!(matches!(poll(&mut events), Poll::Ready(Some(_))));
+        assert_eq!(events.try_next(), None);
+    }
 }
 
 #[test]

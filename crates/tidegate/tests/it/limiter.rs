@@ -403,7 +403,7 @@ async fn explain_reports_limits_and_outcome_without_charge() {
     assert_eq!(explanation.would, Would::Wait(Duration::from_secs(DAYS / 10)));
     assert_eq!(
         explanation.to_string(),
-        "acme on gpt would be refused; retry after 8640s\n  \
+        "acme on gpt would be refused; retry after 2h24m\n  \
          short  rpm of acme on gpt: 0 of 10 available, 1 requested (by system)\n  \
          ok     tpm of acme on gpt: 1000 of 1000 available, 1 requested (by defaults)\n"
     );

@@ -46,6 +46,23 @@ async fn response_settles_with_the_usage_in_its_body() {
     }
 }
 
+/// Bodies of APIs are JSON: without the feature of `reqwest-middleware`, its requests have no `json`.
+#[tokio::test]
+async fn request_with_a_json_body_is_throttled() {
+    let clock = ManualClock::new();
+    let server = TestServer::start(&clock, |_| Reply::status(200).header("x-usage", 1)).await;
+    let throttle = budget(&clock);
+    let (client, _) = client(&throttle, Hold::Body);
+    let request = client.post(server.url("/")).json(&serde_json::json!({"model": "gpt-4"}));
+    request.send().await.expect("a response").bytes().await.expect("a body");
+    let [seen] = <[_; 1]>::try_from(server.requests()).expect("one request");
+    assert_eq!(
+        (seen.body.as_str(), seen.headers["content-type"].as_str()),
+        (r#"{"model":"gpt-4"}"#, "application/json")
+    );
+    assert_eq!(throttle.snapshot().tokens_used, 5);
+}
+
 #[tokio::test]
 async fn unknown_usage_settles_with_the_estimate() {
     let clock = ManualClock::new();

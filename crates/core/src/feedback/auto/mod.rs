@@ -200,6 +200,24 @@ impl AutoState {
         (latest.0, now + nanos)
     }
 
+    /// The time in which the upstream grants these units per dimension: at the pace where its quota is known, and
+    /// otherwise at the most that the limits allow.
+    pub(crate) fn time_for(&self, limits: &AutoLimits, wanted: [u128; DIMENSIONS], now: Instant) -> Duration {
+        let now = secs(now);
+        let mut longest = 0.0_f64;
+        for (index, wanted) in wanted.into_iter().enumerate().take(self.dimensions.len()) {
+            let dimension = &self.dimensions[index];
+            let pace = match dimension.quota.estimate > 0.0 || dimension.has_headers(now) {
+                true if self.is_counted(index) => self.pace(limits, index, now),
+                false if index == 0 => limits.rate_max,
+                _ => continue,
+            };
+            let level = dimension.refilled(pace, self.unit(index), (now - self.at).max(0.0));
+            longest = longest.max((units(u64::try_from(wanted).unwrap_or(u64::MAX)) - level) / pace);
+        }
+        Duration::try_from_secs_f64(longest).unwrap_or(Duration::MAX)
+    }
+
     /// Seconds until a dimension has enough units for a request of this cost.
     fn lack(&self, limits: &AutoLimits, index: usize, cost: u64, now: f64) -> f64 {
         if !self.is_counted(index) {

@@ -2,7 +2,7 @@
 -- Everything is read and computed before the first write, so that an error changes nothing and affects this
 -- step only.
 local DRAW, SPEND, EXTEND, ADJUST, SETTLE, CANCEL, RENEW, EXPIRE, REPAIR = 0, 1, 2, 3, 4, 5, 6, 7, 8
-local GRANTED, REFUSED, REPEATED, ENDED, LATE, UNKNOWN, ELSEWHERE, FULL, EARLY, FAILED = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9
+local GRANTED, REFUSED, REPEATED, ENDED, LATE, UNKNOWN, ELSEWHERE, FULL, FAILED = 0, 1, 2, 3, 4, 5, 6, 7, 8
 local SETTLED, CANCELLED, EXPIRED = 1, 2, 3
 local ROWS_MAX, REMEMBERED = 64, 600
 local ns, nu, ahead, clock = tell(kept, time)
@@ -375,10 +375,10 @@ local function make(which)
       shift(back, false)
     end
     write_ended(EXPIRED, o_step, true)
-    if op == EXPIRE then return pack('<BB', GRANTED, o_expiry), writes end
+    if op == EXPIRE then return reply(GRANTED, ns, nu), writes end
     return pack('<BB', ENDED, EXPIRED), writes
   elseif op == EXPIRE then
-    return pack('<B', EARLY)
+    return reply(REPEATED, ns, nu)
   elseif step < o_step or (step == o_step and (op == SETTLE or op == CANCEL)) then
     return pack('<BI4', LATE, o_step)
   elseif op == RENEW then

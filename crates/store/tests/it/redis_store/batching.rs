@@ -68,8 +68,12 @@ impl Rig {
     /// Stalls the proxy with the maximum of calls under way.
     async fn hold(&self) -> Vec<JoinHandle<Result<DrawResult, StoreError>>> {
         self.proxy.hold(true);
-        let busy = (0..UNDER_WAY).map(|_| self.spend(draw(&self.busy, &[("rpm", 1)]))).collect();
-        yield_to_tasks().await;
+        let mut busy = Vec::new();
+        for _ in 0..UNDER_WAY {
+            busy.push(self.spend(draw(&self.busy, &[("rpm", 1)])));
+            // Calls that come together would share a batch.
+            yield_to_tasks().await;
+        }
         busy
     }
 

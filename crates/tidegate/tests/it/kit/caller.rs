@@ -32,8 +32,15 @@ pub(crate) struct Caller<'a> {
     wakes: Arc<Wakes>,
 }
 
+/// Counts how often its waker was called.
 #[derive(Default)]
-struct Wakes(AtomicUsize);
+pub(crate) struct Wakes(AtomicUsize);
+
+impl Wakes {
+    pub(crate) fn count(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+}
 
 impl Wake for Wakes {
     fn wake(self: Arc<Self>) {
@@ -60,7 +67,7 @@ impl<'a> Caller<'a> {
     }
 
     pub(crate) fn wakes(&self) -> usize {
-        self.wakes.0.load(Ordering::SeqCst)
+        self.wakes.count()
     }
 
     /// The permit, if it has been granted.

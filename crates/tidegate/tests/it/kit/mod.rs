@@ -28,4 +28,4 @@ pub(crate) mod private_redis;
 #[allow(dead_code, reason = "its tests are behind features, and another crate uses the rest")]
 pub(crate) mod proxy;
 
-pub(crate) use caller::{Caller, REQUEST, millis, secs, settle_tasks, slots};
+pub(crate) use caller::{Caller, REQUEST, Wakes, millis, secs, settle_tasks, slots};
