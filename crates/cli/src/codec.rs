@@ -263,6 +263,7 @@ pub(crate) fn explanation(explanation: &Explanation) -> Json {
 /// The name of a window.
 pub(crate) const fn window(window: Window) -> &'static str {
     match window {
+        Window::Minute => "minute",
         Window::Hour => "hour",
         Window::Day => "day",
         Window::Month => "month",

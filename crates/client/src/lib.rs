@@ -209,7 +209,7 @@ const HAS_TLS: bool = cfg!(feature = "rustls");
 pub use acquire::{Acquire, BATCH_MAX, Batch, BatchDone, BatchResult, Degraded, Granted, Spend};
 pub use amounts::{AMOUNTS_MAX, Amounts, Changes, Cost};
 pub use entity::{Entity, PutEntity};
-pub use event::{Event, Snapshot};
+pub use event::{Event, Snapshot, SubjectGrants};
 pub use expect::{Expect, InvalidExpect};
 #[cfg(feature = "http")]
 pub use http::{

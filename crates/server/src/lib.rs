@@ -52,6 +52,7 @@ mod state;
 mod tls;
 mod token;
 mod token_cache;
+mod top_subjects;
 mod upstreams;
 
 pub use io_timeout::TimeoutStream;

@@ -1,8 +1,8 @@
 //! Shares a bounded number of slots among callers by dynamic thresholds (Choudhury and Hahne): a caller may
-//! hold at most as many slots as are free.
+//! hold at most as many slots as are free, and more as long as the others can double theirs.
 //!
-//! One greedy caller gets half of the slots, a second one half of the rest, and a new caller still finds one.
-//! No caller has to be configured.
+//! A caller that is alone gets 15 of 16 slots. When others come, it gets none back until they have what they
+//! want or as much as it has, and a new caller always finds a slot. No caller has to be configured.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher as _};
@@ -12,6 +12,16 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 /// Number of counters. Callers are hashed to them, so memory is bounded; two callers with one counter count as
 /// one.
 const COUNTERS: usize = 4_096;
+
+/// The part of the slots that stays free for new callers, at least one slot.
+const SPARE_PART: usize = 16;
+
+/// Whether a caller that holds `held` slots may take one more.
+pub(crate) fn may_take(max: usize, free: usize, held: usize) -> bool {
+    let others = max.saturating_sub(free).saturating_sub(held);
+    let spare = (max / SPARE_PART).max(1);
+    free > held || free > spare.saturating_add(others)
+}
 
 /// The slots. Callers are authenticated names or addresses, so the hash needs no secret.
 #[derive(Debug)]
@@ -58,13 +68,13 @@ impl Slots {
     /// Takes a slot for a caller.
     ///
     /// # Errors
-    /// [`AtCapacity`] if the caller already holds as many slots as are free.
+    /// [`AtCapacity`] if the caller already has its share.
     pub(crate) fn take(self: &Arc<Self>, caller: &impl Hash) -> Result<Slot, AtCapacity> {
         let mut hasher = DefaultHasher::new();
         caller.hash(&mut hasher);
         let counter = usize::try_from(hasher.finish() % COUNTERS as u64).unwrap_or(0);
         let held = self.held[counter].fetch_add(1, Ordering::Relaxed) as usize;
-        let take = |free: usize| if free > held { free.checked_sub(1) } else { None };
+        let take = |free: usize| if may_take(self.max, free, held) { free.checked_sub(1) } else { None };
         match self.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
             Ok(_) => Ok(Slot { slots: Arc::clone(self), counter }),
             Err(free) => {
@@ -87,8 +97,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn caller_holds_at_most_what_is_free() {
-        let slots = Slots::new(100);
+    fn caller_gets_what_others_leave() {
+        let slots = Slots::new(160);
         let take_all = |caller: &str| {
             let mut taken = Vec::new();
             while let Ok(slot) = slots.take(&caller) {
@@ -96,14 +106,20 @@ mod tests {
             }
             taken
         };
-        let greedy = take_all("greedy");
-        assert_eq!((greedy.len(), slots.take(&"greedy").err()), (50, Some(AtCapacity::Share { held: 50 })));
-        let second = take_all("second");
-        assert_eq!((second.len(), slots.used()), (25, 75));
+        let mut greedy = take_all("greedy");
+        assert_eq!((greedy.len(), slots.take(&"greedy").err()), (150, Some(AtCapacity::Share { held: 150 })));
+        let mut second = take_all("second");
+        assert_eq!(second.len(), 5, "half of the rest");
         assert!(slots.take(&"third").is_ok(), "a new caller finds a slot");
-        drop(greedy);
-        assert_eq!(take_all("second").len(), 25, "more are free, so its share grows");
+        for _ in 0..200 {
+            drop(greedy.pop());
+            second.extend(take_all("second"));
+            greedy.extend(slots.take(&"greedy"));
+        }
+        assert_eq!((greedy.len(), second.len()), (54, 53), "both want all: each gets what is free");
         drop(second);
+        assert_eq!(take_all("greedy").len() + greedy.len(), 150, "it is alone again");
+        drop(greedy);
         assert_eq!(slots.used(), 0);
     }
 

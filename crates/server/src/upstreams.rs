@@ -19,7 +19,7 @@ use crate::slots::{AtCapacity, Slot, Slots};
 const UPSTREAMS_MAX: usize = 10_000;
 /// How long an upstream must be unused before everything learned of it is evicted.
 const IDLE_TTL: Duration = Duration::from_hours(6);
-/// The most permits that are not settled. A token may hold as many as are free.
+/// The most permits that are not settled. A token leaves some for others, as with [slots](crate::slots).
 pub(crate) const PERMITS_MAX: usize = 65_536;
 /// The most upstreams of a listing.
 const LISTED_MAX: usize = 1_000;
@@ -111,7 +111,7 @@ impl Upstreams {
     /// Takes a slot for a permit of this token.
     ///
     /// # Errors
-    /// [`AtCapacity`] if the token holds as many as are free.
+    /// [`AtCapacity`] if the token has its share.
     pub(crate) fn slot(&self, token: &TokenId) -> Result<Slot, AtCapacity> {
         self.slots.take(token)
     }

@@ -25,6 +25,8 @@ mod fetch_errors;
 mod fetch_kill;
 #[cfg(feature = "fetch")]
 mod fetch_polite;
+#[cfg(feature = "dynamodb")]
+mod import;
 mod kill;
 mod lab;
 mod limits;
