@@ -1,5 +1,5 @@
 //! Shares a bounded number of slots among callers by dynamic thresholds (Choudhury and Hahne): a caller may
-//! hold at most as many slots as are free.
+//! hold at most as many slots as are free, or a multiple of them.
 //!
 //! One greedy caller gets half of the slots, a second one half of the rest, and a new caller still finds one.
 //! No caller has to be configured.
@@ -15,22 +15,24 @@ const COUNTERS: usize = 4_096;
 
 /// The slots. Callers are authenticated names or addresses, so the hash needs no secret.
 #[derive(Debug)]
-pub(crate) struct Slots {
+pub struct Slots {
     max: usize,
+    /// How many times the free slots a caller may hold.
+    share: usize,
     free: AtomicUsize,
     held: Box<[AtomicU32]>,
 }
 
 /// One slot, which is returned on drop.
 #[derive(Debug)]
-pub(crate) struct Slot {
+pub struct Slot {
     slots: Arc<Slots>,
     counter: usize,
 }
 
 /// Why there is no slot for a caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum AtCapacity {
+pub enum AtCapacity {
     /// No slot is free.
     Full,
     /// The caller holds its share.
@@ -41,9 +43,25 @@ pub(crate) enum AtCapacity {
 }
 
 impl Slots {
-    pub(crate) fn new(max: usize) -> Arc<Self> {
+    /// Slots of which a caller may hold as many as are free: half of them, if it is alone.
+    pub fn new(max: usize) -> Arc<Self> {
+        Self::with_share(max, 1)
+    }
+
+    /// Slots of which a caller may hold `share` times as many as are free: all but one of `share + 1`, if it is
+    /// alone.
+    ///
+    /// ```
+    /// use tidegate_server::Slots;
+    ///
+    /// let slots = Slots::with_share(80, 7);
+    /// let held: Vec<_> = std::iter::from_fn(|| slots.take(&"acme").ok()).collect();
+    /// assert_eq!(held.len(), 70);
+    /// assert!(slots.take(&"other").is_ok());
+    /// ```
+    pub fn with_share(max: usize, share: usize) -> Arc<Self> {
         let held = (0..COUNTERS).map(|_| AtomicU32::new(0)).collect();
-        Arc::new(Self { max, free: AtomicUsize::new(max), held })
+        Arc::new(Self { max, share, free: AtomicUsize::new(max), held })
     }
 
     pub(crate) const fn max(&self) -> usize {
@@ -58,13 +76,14 @@ impl Slots {
     /// Takes a slot for a caller.
     ///
     /// # Errors
-    /// [`AtCapacity`] if the caller already holds as many slots as are free.
-    pub(crate) fn take(self: &Arc<Self>, caller: &impl Hash) -> Result<Slot, AtCapacity> {
+    /// [`AtCapacity`] if the caller already holds its share.
+    pub fn take(self: &Arc<Self>, caller: &impl Hash) -> Result<Slot, AtCapacity> {
         let mut hasher = DefaultHasher::new();
         caller.hash(&mut hasher);
         let counter = usize::try_from(hasher.finish() % COUNTERS as u64).unwrap_or(0);
         let held = self.held[counter].fetch_add(1, Ordering::Relaxed) as usize;
-        let take = |free: usize| if free > held { free.checked_sub(1) } else { None };
+        let take =
+            |free: usize| if free.saturating_mul(self.share) > held { free.checked_sub(1) } else { None };
         match self.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
             Ok(_) => Ok(Slot { slots: Arc::clone(self), counter }),
             Err(free) => {
