@@ -109,7 +109,7 @@ enum Command {
     /// Installs valgrind with apt-get if it is missing; `lab` does not need it.
     #[command(after_help = EXIT_CODES)]
     Bench {
-        /// Which benchmark: `local`, `keyed`, `shared`, `sqlite`, `server`, `rls`, `engines`, `dynamodb`, `http` or `lab`
+        /// Which benchmark: `local`, `keyed`, `shared`, `sqlite`, `server`, `rls`, `engines`, `dynamodb`, `http`, `proxy` or `lab`
         name: String,
         /// Arguments passed to the benchmark
         #[arg(last = true, value_name = "ARGS")]
