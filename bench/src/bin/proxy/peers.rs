@@ -147,7 +147,12 @@ impl Peer {
         let mut command = Command::new(program);
         command.arg("--config").arg(&path).args(["--host", "127.0.0.1", "--num_workers", "1"]);
         command.args(["--telemetry", "False", "--port", &port.to_string()]);
-        command.envs([("LITELLM_LOG", "ERROR"), ("LITELLM_LOCAL_MODEL_COST_MAP", "True")]);
+        command.envs([
+            ("LITELLM_LOG", "ERROR"),
+            ("LITELLM_LOCAL_MODEL_COST_MAP", "True"),
+            // Any key passes, as at our side.
+            ("LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY", "true"),
+        ]);
         command.current_dir(folder.path());
         Self::start(command, folder, port).await
     }
