@@ -171,7 +171,7 @@ pub(crate) enum Verb {
     /// Print what another limiter declares as a manifest
     #[command(subcommand)]
     Import(ImportVerb),
-    /// Show the upstreams that callers get permits for, at a server
+    /// Get permits for calls of upstreams at a server, and show the upstreams
     #[command(subcommand)]
     Upstream(UpstreamVerb),
     /// Show the address and state of the store or the server

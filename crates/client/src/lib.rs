@@ -240,4 +240,6 @@ pub use tidegate_core::backoff::{Backoff, Jitter};
 #[cfg(feature = "http")]
 pub use tidegate_core::retry::{Retry, RetryBudget, WhenRefused};
 pub use token::{CreatedToken, PutToken, Token, TokenId, TokenScopes};
-pub use upstream::{AcquireCall, CallPermit, SettleCall, UpstreamList, UpstreamState};
+pub use upstream::{
+    AcquireCall, CallPermit, CallSettled, RetryAdvice, SettleCall, UpstreamList, UpstreamState,
+};

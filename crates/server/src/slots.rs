@@ -25,7 +25,7 @@ pub(crate) fn may_take(max: usize, free: usize, held: usize) -> bool {
 
 /// The slots. Callers are authenticated names or addresses, so the hash needs no secret.
 #[derive(Debug)]
-pub(crate) struct Slots {
+pub struct Slots {
     max: usize,
     free: AtomicUsize,
     held: Box<[AtomicU32]>,
@@ -33,14 +33,14 @@ pub(crate) struct Slots {
 
 /// One slot, which is returned on drop.
 #[derive(Debug)]
-pub(crate) struct Slot {
+pub struct Slot {
     slots: Arc<Slots>,
     counter: usize,
 }
 
 /// Why there is no slot for a caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum AtCapacity {
+pub enum AtCapacity {
     /// No slot is free.
     Full,
     /// The caller holds its share.
@@ -51,7 +51,17 @@ pub(crate) enum AtCapacity {
 }
 
 impl Slots {
-    pub(crate) fn new(max: usize) -> Arc<Self> {
+    /// Slots that callers share.
+    ///
+    /// ```
+    /// use tidegate_server::Slots;
+    ///
+    /// let slots = Slots::new(80);
+    /// let held: Vec<_> = std::iter::from_fn(|| slots.take(&"acme").ok()).collect();
+    /// assert_eq!(held.len(), 75);
+    /// assert!(slots.take(&"other").is_ok());
+    /// ```
+    pub fn new(max: usize) -> Arc<Self> {
         let held = (0..COUNTERS).map(|_| AtomicU32::new(0)).collect();
         Arc::new(Self { max, free: AtomicUsize::new(max), held })
     }
@@ -69,12 +79,28 @@ impl Slots {
     ///
     /// # Errors
     /// [`AtCapacity`] if the caller already has its share.
-    pub(crate) fn take(self: &Arc<Self>, caller: &impl Hash) -> Result<Slot, AtCapacity> {
+    pub fn take(self: &Arc<Self>, caller: &impl Hash) -> Result<Slot, AtCapacity> {
         let mut hasher = DefaultHasher::new();
         caller.hash(&mut hasher);
         let counter = usize::try_from(hasher.finish() % COUNTERS as u64).unwrap_or(0);
+        self.take_if(counter, |free, held| may_take(self.max, free, held))
+    }
+
+    /// Takes any free slot, for callers that are not told apart.
+    ///
+    /// # Errors
+    /// [`AtCapacity::Full`] if none is free.
+    pub fn take_any(self: &Arc<Self>) -> Result<Slot, AtCapacity> {
+        self.take_if(0, |_, _| true)
+    }
+
+    fn take_if(
+        self: &Arc<Self>,
+        counter: usize,
+        may_take: impl Fn(usize, usize) -> bool,
+    ) -> Result<Slot, AtCapacity> {
         let held = self.held[counter].fetch_add(1, Ordering::Relaxed) as usize;
-        let take = |free: usize| if may_take(self.max, free, held) { free.checked_sub(1) } else { None };
+        let take = |free: usize| if may_take(free, held) { free.checked_sub(1) } else { None };
         match self.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
             Ok(_) => Ok(Slot { slots: Arc::clone(self), counter }),
             Err(free) => {
@@ -131,5 +157,8 @@ mod tests {
         drop(first);
         assert!(slots.take(&"b").is_ok());
         assert_eq!(Slots::new(0).take(&"a").err(), Some(AtCapacity::Full));
+        let slots = Slots::new(2);
+        let all = [slots.take_any(), slots.take_any()];
+        assert!(all.iter().all(Result::is_ok) && slots.take_any().err() == Some(AtCapacity::Full));
     }
 }

@@ -42,6 +42,8 @@ pub(crate) struct HeldCall {
     pub(crate) permit: Permit<'static>,
     /// The limits of a subject that it holds.
     pub(crate) lease: Option<Lease>,
+    /// Attempts of this call before.
+    pub(crate) attempt: u32,
     pub(crate) expires_at: Instant,
     #[expect(dead_code, reason = "it returns on drop")]
     pub(crate) slot: Slot,
@@ -202,7 +204,8 @@ mod tests {
         let lease = limiter.try_acquire(("acme", "gpt-4"), [("rpm", 4)]).await.unwrap();
         let (slot, upstream) =
             (upstreams.slot(&TokenId::new("a").unwrap()).unwrap(), ResourceName::new("u").unwrap());
-        let call = HeldCall { upstream, permit, lease: Some(lease), expires_at: Instant::now(), slot };
+        let call =
+            HeldCall { upstream, permit, lease: Some(lease), attempt: 0, expires_at: Instant::now(), slot };
         let number = upstreams.hold(call);
         assert!(upstreams.take(number).is_none());
         assert_eq!(upstreams.expire().len(), 1);

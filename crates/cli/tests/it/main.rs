@@ -54,5 +54,6 @@ mod tour_dynamodb;
 mod tour_postgres;
 #[cfg(feature = "redis")]
 mod tour_redis;
+mod upstream;
 #[cfg(feature = "watch")]
 mod watch;
