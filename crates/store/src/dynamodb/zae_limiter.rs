@@ -129,6 +129,7 @@ fn policy(item: &Item, scope: Scope, contents: &mut ZaeLimiterContents) -> Resul
     let name_of = |key: &String| Some(key.strip_prefix("l_")?.strip_suffix("_cp")?.to_owned());
     let names: BTreeSet<String> = item.keys().filter_map(name_of).collect();
     let mut limits = Vec::with_capacity(names.len());
+    let has_limits = !names.is_empty();
     for name in names {
         let [burst, amount, seconds] = ["cp", "ra", "rp"].map(|part| number(&format!("l_{name}_{part}")));
         let (Some(burst), Some(amount), Some(seconds)) = (burst, amount, seconds) else {
@@ -145,6 +146,11 @@ fn policy(item: &Item, scope: Scope, contents: &mut ZaeLimiterContents) -> Resul
         |value: &AttributeValue| matches!(value, AttributeValue::Null(_) | AttributeValue::Bool(false));
     if item.get("disabled").is_some_and(|value| !is_off(value)) {
         contents.skipped.push(format!("{scope}: it is disabled; see `tidegate entity disable`"));
+    }
+    // Without its limits it would lift the wider ones.
+    if has_limits && limits.is_empty() {
+        contents.skipped.push(format!("{scope}: without any other limit, so the wider ones apply"));
+        return Ok(());
     }
     let mut policy = Policy::new(limits)?;
     // The narrowest scope with any limit replaces all wider ones.
@@ -217,7 +223,6 @@ mod tests {
                 "system: rpm:100/min false Some(Allow)",
                 "resource gpt-4: t_pm:100/min:150 true None",
                 "entity acme: rpm:7/h true None",
-                "entity bot, resource gpt-4:  true None",
             ]
         );
         assert_eq!(
@@ -226,6 +231,7 @@ mod tests {
                 "ENTITY#acme: the metadata `seats` is no text",
                 "entity acme: it is disabled; see `tidegate entity disable`",
                 "entity bot, resource gpt-4: the limit `rpm`: 0 units per period, outside 1..=1099511627776",
+                "entity bot, resource gpt-4: without any other limit, so the wider ones apply",
             ]
         );
     }

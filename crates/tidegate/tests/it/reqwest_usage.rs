@@ -1,5 +1,6 @@
 //! Requests are settled with what their responses say was used.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -53,7 +54,7 @@ async fn request_with_a_json_body_is_throttled() {
     let server = TestServer::start(&clock, |_| Reply::status(200).header("x-usage", 1)).await;
     let throttle = budget(&clock);
     let (client, _) = client(&throttle, Hold::Body);
-    let request = client.post(server.url("/")).json(&serde_json::json!({"model": "gpt-4"}));
+    let request = client.post(server.url("/")).json(&BTreeMap::from([("model", "gpt-4")]));
     request.send().await.expect("a response").bytes().await.expect("a body");
     let [seen] = <[_; 1]>::try_from(server.requests()).expect("one request");
     assert_eq!(
