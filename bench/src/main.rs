@@ -17,7 +17,7 @@ use tidegate_bench::Options;
 #[derive(Debug, Parser)]
 #[command(name = "tidegate-bench")]
 struct Arguments {
-    /// What to measure: `local`, `keyed`, `shared`, `sqlite`, `server`, `rls`, `engines`, `dynamodb`, `http` or `lab`.
+    /// What to measure: `local`, `keyed`, `shared`, `sqlite`, `server`, `rls`, `engines`, `dynamodb`, `http`, `proxy` or `lab`.
     name: String,
     #[command(flatten)]
     options: Options,
@@ -37,12 +37,13 @@ fn main() -> Result<()> {
     match arguments.name.as_str() {
         "local" => tidegate_bench::run("local", &local::CASES, &arguments.options),
         "shared" => tidegate_bench::run("shared", &shared::CASES, &arguments.options),
-        name @ ("dynamodb" | "engines" | "http" | "keyed" | "lab" | "rls" | "server" | "sqlite") => {
+        name
+        @ ("dynamodb" | "engines" | "http" | "keyed" | "lab" | "proxy" | "rls" | "server" | "sqlite") => {
             run_beside(name)
         }
         other => {
             bail!(
-                "unknown benchmark `{other}`: use `local`, `keyed`, `shared`, `sqlite`, `server`, `rls`, `engines`, `dynamodb`, `http` or `lab`"
+                "unknown benchmark `{other}`: use `local`, `keyed`, `shared`, `sqlite`, `server`, `rls`, `engines`, `dynamodb`, `http`, `proxy` or `lab`"
             )
         }
     }

@@ -59,14 +59,21 @@ impl Side {
     /// # Errors
     /// If the process has ended.
     pub fn cpu(&self) -> Result<Duration> {
-        let pid = self.child.id().context("the server has ended")?;
-        let mut nanos = 0;
-        for task in fs::read_dir(format!("/proc/{pid}/task"))? {
-            // A thread that has ended since the listing uses no more CPU time.
-            let Ok(text) = fs::read_to_string(task?.path().join("schedstat")) else { continue };
-            let first = text.split(' ').next().unwrap_or_default();
-            nanos += first.parse::<u64>().with_context(|| format!("schedstat contains `{text}`"))?;
-        }
-        Ok(Duration::from_nanos(nanos))
+        cpu(self.child.id().context("the server has ended")?)
     }
+}
+
+/// The CPU time of all threads of a process.
+///
+/// # Errors
+/// If the process has ended.
+pub fn cpu(pid: u32) -> Result<Duration> {
+    let mut nanos = 0;
+    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+        // A thread that has ended since the listing uses no more CPU time.
+        let Ok(text) = fs::read_to_string(task?.path().join("schedstat")) else { continue };
+        let first = text.split(' ').next().unwrap_or_default();
+        nanos += first.parse::<u64>().with_context(|| format!("schedstat contains `{text}`"))?;
+    }
+    Ok(Duration::from_nanos(nanos))
 }

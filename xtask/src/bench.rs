@@ -39,8 +39,13 @@ pub(crate) fn run(name: &str, extra: &[OsString]) -> Result<()> {
     // Runs the built program: `cargo run` would build it again with other features.
     let mut bench = workspace::at_root(workspace::target().join("dist").join("tidegate-bench"));
     bench.envs(engines.variables()?);
-    if name == "dynamodb" {
-        bench.env("TIDEGATE_BENCH_ZAE_LIMITER", zae_limiter()?);
+    match name {
+        "dynamodb" => drop(bench.env("TIDEGATE_BENCH_ZAE_LIMITER", zae_limiter()?)),
+        "proxy" => {
+            install::ensure_tool("nginx", "nginx-light")?;
+            bench.env("TIDEGATE_BENCH_LITELLM", litellm()?);
+        }
+        _ => {}
     }
     bench.arg(name).arg("--out").arg(&out).args(extra);
     step::stream(&mut bench).with_context(|| format!("benchmark {name} failed"))
@@ -55,6 +60,7 @@ fn programs(name: &str) -> &'static [&'static str] {
         "server" => &["server", "tidegate"],
         "rls" => &["rls", "tidegate"],
         "http" => &["http", "tidegate"],
+        "proxy" => &["proxy", "tidegate"],
         "sqlite" => &["sqlite"],
         "engines" => &["engines"],
         "dynamodb" => &["dynamodb"],
@@ -64,23 +70,29 @@ fn programs(name: &str) -> &'static [&'static str] {
     }
 }
 
-/// The Python of a virtual environment with zae-limiter, which is created if it is missing.
+/// The Python of a virtual environment with zae-limiter.
 fn zae_limiter() -> Result<PathBuf> {
-    let place = workspace::target().join("bench").join("zae-limiter");
+    python_with("zae_limiter", "zae-limiter", "zae-limiter==0.17.*")
+}
+
+/// The Python of a virtual environment with `LiteLLM` and what its proxy needs.
+fn litellm() -> Result<PathBuf> {
+    python_with("litellm.proxy.proxy_cli, fastapi", "litellm", "litellm[proxy]==1.106.2")
+}
+
+/// The Python of a virtual environment with a package, which is created if it is missing.
+fn python_with(module: &str, name: &str, package: &str) -> Result<PathBuf> {
+    let place = workspace::target().join("bench").join(name);
     let python = place.join("bin").join("python");
     let has = |code: &str, python: &Path| {
         let output = Command::new(python).args(["-c", code]).output();
         output.is_ok_and(|output| output.status.success())
     };
-    if has("import zae_limiter", &python) {
+    if has(&format!("import {module}"), &python) {
         return Ok(python);
     }
-    println!("zae-limiter is missing, fetching it from PyPI");
+    println!("{name} is missing, fetching it from PyPI");
     install::ensure("python3-venv", "venv", || has("import ensurepip, venv", Path::new("python3")))?;
-    step::capture("python3 -m venv", Command::new("python3").args(["-m", "venv"]).arg(&place))?;
-    let mut pip = Command::new(&python);
-    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "zae-limiter==0.17.*"]);
-    step::capture("pip install zae-limiter", &mut pip)
-        .context("zae-limiter is missing: `pip install zae-limiter` must work")?;
+    install::python_packages(&place, &[package])?;
     Ok(python)
 }

@@ -106,10 +106,11 @@ enum Command {
     Docs,
     /// Run a benchmark, print its table and write target/bench/NAME.json
     ///
-    /// Installs valgrind with apt-get if it is missing; `lab` does not need it.
+    /// Installs valgrind with apt-get if it is missing; `lab` does not need it. `proxy` installs nginx too, and
+    /// `LiteLLM` from PyPI.
     #[command(after_help = EXIT_CODES)]
     Bench {
-        /// Which benchmark: `local`, `keyed`, `shared`, `sqlite`, `server`, `rls`, `engines`, `dynamodb`, `http` or `lab`
+        /// Which benchmark: `local`, `keyed`, `shared`, `sqlite`, `server`, `rls`, `engines`, `dynamodb`, `http`, `proxy` or `lab`
         name: String,
         /// Arguments passed to the benchmark
         #[arg(last = true, value_name = "ARGS")]

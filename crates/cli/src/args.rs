@@ -76,12 +76,12 @@ pub(crate) struct Args {
 /// Options of every verb.
 #[derive(Debug, clap::Args)]
 pub(crate) struct SharedArgs {
-    /// The store: a file (sqlite:PATH), Redis, PostgreSQL or DynamoDB [default: tidegate/tidegate.db in the
+    /// The store: a file (`sqlite:PATH`), Redis, PostgreSQL or DynamoDB [default: `tidegate/tidegate.db` in the
     /// data folder]
     ///
-    /// sqlite:PATH, `redis://HOST`, `redis+cluster://HOST,HOST`, `postgres://USER@HOST/DATABASE`: created if
+    /// `sqlite:PATH`, `redis://HOST`, `redis+cluster://HOST,HOST`, `postgres://USER@HOST/DATABASE`: created if
     /// it does not exist. `dynamodb://TABLE?region=REGION`: `store init` creates the table. The data folder
-    /// is `XDG_DATA_HOME`, or ~/.local/share. Options follow a `?`: sqlite:limits.db?namespace=prod
+    /// is `XDG_DATA_HOME`, or `~/.local/share`. Options follow a `?`: `sqlite:limits.db?namespace=prod`
     #[arg(long, global = true, help_heading = EVERYWHERE)]
     #[arg(value_name = "URL", env = "TIDEGATE_STORE", hide_env_values = true)]
     pub(crate) store: Option<String>,
@@ -171,7 +171,7 @@ pub(crate) enum Verb {
     /// Print what another limiter declares as a manifest
     #[command(subcommand)]
     Import(ImportVerb),
-    /// Show the upstreams that callers get permits for, at a server
+    /// Get permits for calls of upstreams at a server, and show the upstreams
     #[command(subcommand)]
     Upstream(UpstreamVerb),
     /// Show the address and state of the store or the server

@@ -17,10 +17,10 @@ use crate::parse;
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Bounds")]
 pub(crate) struct BoundArgs {
-    /// Maximum requests in flight, half of them for one token; those that wait for a limit count [default: 4096]
+    /// Maximum requests in flight, 15 of 16 for one token; those that wait for a limit count [default: 4096]
     #[arg(long, value_name = "COUNT", env = "TIDEGATE_REQUESTS_MAX", hide_env_values = true)]
     requests_max: Option<String>,
-    /// Maximum open connections, half of them for one address; idle ones make room [default: 8192]
+    /// Maximum open connections, 15 of 16 for one address; idle ones make room [default: 8192]
     #[arg(long, value_name = "COUNT", env = "TIDEGATE_CONNECTIONS_MAX", hide_env_values = true)]
     connections_max: Option<String>,
     /// Maximum time that an acquire may wait for its units [default: 1m]

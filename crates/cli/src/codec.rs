@@ -27,7 +27,7 @@ use crate::format;
 use crate::manifest::{Applied, EntityChange, ManifestChanges};
 use crate::plot::Series;
 use crate::verbs::serve::Addresses;
-use tidegate_client::UpstreamState;
+use tidegate_client::{CallPermit, RetryAdvice, UpstreamState};
 
 /// A JSON document.
 pub(crate) type Json = serde_json::Value;
@@ -263,6 +263,7 @@ pub(crate) fn explanation(explanation: &Explanation) -> Json {
 /// The name of a window.
 pub(crate) const fn window(window: Window) -> &'static str {
     match window {
+        Window::Minute => "minute",
         Window::Hour => "hour",
         Window::Day => "day",
         Window::Month => "month",
@@ -400,6 +401,17 @@ pub(crate) fn serving(addresses: &Addresses, opened: &OpenStore, token: Option<&
 /// Where a proxy or a mock listens.
 pub(crate) fn listening(url: &str) -> Json {
     json!({ "url": url })
+}
+
+/// A permit for a call.
+pub(crate) fn call_permit(granted: &CallPermit) -> Json {
+    json!({ "permit": granted.permit.to_string(), "expires_in": seconds(granted.expires_in.as_duration()) })
+}
+
+/// Whether a call may be repeated.
+pub(crate) fn call_settled(retry: &RetryAdvice) -> Json {
+    let after = retry.after.map(|after| seconds(after.as_duration()));
+    json!({ "retry": { "allowed": retry.allowed, "after": after } })
 }
 
 /// The upstreams of a server.

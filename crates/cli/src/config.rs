@@ -201,6 +201,17 @@ pub(crate) struct TlsSettings {
     pub(crate) clients: Vec<(String, TokenId)>,
 }
 
+impl TlsSettings {
+    /// The settings of flags, if there are any.
+    pub(crate) fn of_flags(
+        cert: Option<PathBuf>,
+        key: Option<PathBuf>,
+        client_ca: Option<PathBuf>,
+    ) -> Result<Option<Self>, Failure> {
+        TlsTable { cert, key, client_ca, clients: Vec::new() }.decide()
+    }
+}
+
 impl TlsTable {
     fn decide(self) -> Result<Option<TlsSettings>, Failure> {
         let Self { cert, key, client_ca, clients } = self;

@@ -65,15 +65,16 @@ impl ProxySettings {
     }
 }
 
-/// Fails if the address can be reached from other machines, which was not allowed: there is no TLS.
-pub(crate) fn check_exposure(listen: SocketAddr, without_tls: bool) -> Result<(), Failure> {
-    if without_tls || listen.ip().is_loopback() {
+/// Fails if the address can be reached from other machines without TLS, which was not allowed.
+pub(crate) fn check_exposure(listen: SocketAddr, has_tls: bool, without_tls: bool) -> Result<(), Failure> {
+    if has_tls || without_tls || listen.ip().is_loopback() {
         return Ok(());
     }
     let what = format!(
         "{listen} can be reached from other machines without TLS: listen on 127.0.0.1, or allow it explicitly"
     );
-    Err(Failure::usage(what).next("use --without-tls behind a proxy with TLS"))
+    Err(Failure::usage(what)
+        .next("use --tls-cert FILE --tls-key FILE, or --without-tls behind a proxy with TLS"))
 }
 
 /// The profiles of a file, with the built-in ones.
@@ -152,7 +153,8 @@ mod tests {
         assert_eq!(unknown.what, "a key is given for `groq`, which is no upstream");
         let open = settings(&[]).build(([0, 0, 0, 0], 0).into(), None).unwrap_err();
         assert_eq!(open.what, "tokens are required, but there is no store that has them");
-        assert!(check_exposure(([0, 0, 0, 0], 0).into(), false).is_err());
-        assert!(check_exposure(([0, 0, 0, 0], 0).into(), true).is_ok());
+        let exposed = |has_tls, without_tls| check_exposure(([0, 0, 0, 0], 0).into(), has_tls, without_tls);
+        assert!(exposed(false, false).is_err());
+        assert!(exposed(true, false).is_ok() && exposed(false, true).is_ok());
     }
 }

@@ -149,6 +149,21 @@ wire! {
         pub cache_hits: u64,
         /// Policy cache misses.
         pub cache_misses: u64,
+        /// The subjects with the most grants since events are listened to, the busiest first; at most 100.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        pub busiest: Vec<SubjectGrants>,
+    }
+
+    /// How often a subject was granted.
+    #[serde(deny_unknown_fields)]
+    pub struct SubjectGrants {
+        /// The entity.
+        pub entity: EntityId,
+        /// The resource.
+        pub resource: ResourceName,
+        /// Granted leases and spends. Among more than 256 subjects, it may be too high by the count of a subject
+        /// that is not listed.
+        pub granted: u64,
     }
 }
 

@@ -16,6 +16,8 @@ wire! {
     #[derive(Copy, Eq, Default)]
     #[serde(rename_all = "snake_case")]
     pub enum Window {
+        /// One minute, UTC.
+        Minute,
         /// One hour, UTC.
         #[default]
         Hour,
@@ -201,6 +203,7 @@ query! {
 impl From<Window> for usage::Window {
     fn from(window: Window) -> Self {
         match window {
+            Window::Minute => Self::Minute,
             Window::Hour => Self::Hour,
             Window::Day => Self::Day,
             Window::Month => Self::Month,
@@ -211,6 +214,7 @@ impl From<Window> for usage::Window {
 impl From<usage::Window> for Window {
     fn from(window: usage::Window) -> Self {
         match window {
+            usage::Window::Minute => Self::Minute,
             usage::Window::Hour => Self::Hour,
             usage::Window::Day => Self::Day,
             usage::Window::Month => Self::Month,

@@ -209,7 +209,7 @@ const HAS_TLS: bool = cfg!(feature = "rustls");
 pub use acquire::{Acquire, BATCH_MAX, Batch, BatchDone, BatchResult, Degraded, Granted, Spend};
 pub use amounts::{AMOUNTS_MAX, Amounts, Changes, Cost};
 pub use entity::{Entity, PutEntity};
-pub use event::{Event, Snapshot};
+pub use event::{Event, Snapshot, SubjectGrants};
 pub use expect::{Expect, InvalidExpect};
 #[cfg(feature = "http")]
 pub use http::{
@@ -240,4 +240,6 @@ pub use tidegate_core::backoff::{Backoff, Jitter};
 #[cfg(feature = "http")]
 pub use tidegate_core::retry::{Retry, RetryBudget, WhenRefused};
 pub use token::{CreatedToken, PutToken, Token, TokenId, TokenScopes};
-pub use upstream::{AcquireCall, CallPermit, SettleCall, UpstreamList, UpstreamState};
+pub use upstream::{
+    AcquireCall, CallPermit, CallSettled, RetryAdvice, SettleCall, UpstreamList, UpstreamState,
+};

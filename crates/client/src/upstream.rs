@@ -17,6 +17,9 @@ wire! {
         /// How long to wait until the upstream accepts the call. Without it, the request does not wait.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub within: Option<Seconds>,
+        /// Attempts of this call before: 0 for the first. It decides whether another one may follow.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        pub attempt: u32,
         /// How long the call may take. A permit that is not settled by then counts as ignored.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub deadline: Option<Seconds>,
@@ -51,6 +54,10 @@ wire! {
         /// have no effect.
         #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
         pub headers: BTreeMap<String, String>,
+        /// The beginning of the body of a rejection (429): it may name the limit that was exceeded. At most 16,384
+        /// bytes are read.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub body: Option<String>,
         /// The tokens that the call used, if not those of the request.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub tokens: Option<u64>,
@@ -60,6 +67,25 @@ wire! {
         /// Units of limits that the call used; those that are not named are settled at what is held.
         #[serde(default, skip_serializing_if = "Cost::is_empty")]
         pub actual: Cost,
+    }
+
+    /// A settled call.
+    #[serde(deny_unknown_fields)]
+    pub struct CallSettled {
+        /// Whether the call may be repeated.
+        pub retry: RetryAdvice,
+    }
+
+    /// Whether a call may be repeated, by the attempts so far and the retry budget of its upstream.
+    #[derive(Default)]
+    #[serde(deny_unknown_fields)]
+    pub struct RetryAdvice {
+        /// Whether it failed in a way that a retry may mend, attempts are left, and the budget had a retry, which is
+        /// taken.
+        pub allowed: bool,
+        /// How long to wait before the permit for the next attempt is acquired.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub after: Option<Seconds>,
     }
 
     /// The upstreams that were called recently.
@@ -93,4 +119,9 @@ wire! {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub reason: Option<String>,
     }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
+const fn is_zero(count: &u32) -> bool {
+    *count == 0
 }

@@ -17,6 +17,7 @@ use crate::cause::Cause;
 use crate::cost::{Cost, DIMENSIONS};
 use crate::feedback::auto::index_of;
 use crate::feedback::headers::{Dimension, Reset};
+use crate::feedback::rejection;
 use crate::time::nanos;
 
 /// The outcome of a request.
@@ -191,6 +192,35 @@ impl Outcome {
         self
     }
 
+    /// Sets the quota that was exceeded to the one that the body of the rejection [names](rejection::exceeded), if
+    /// this is an overload and the body names one. It takes precedence over what headers name, except that tokens
+    /// do not replace a kind of token.
+    ///
+    /// ```
+    /// use tidegate_core::feedback::headers::Dimension;
+    /// use tidegate_core::outcome::Outcome;
+    ///
+    /// let outcome = Outcome::overload().exceeded_in(b"rate limit of 40,000 input tokens per minute");
+    /// assert_eq!(outcome.exceeded_quota(), Some(Dimension::InputTokens));
+    /// ```
+    pub fn exceeded_in(mut self, body: &[u8]) -> Self {
+        if self.kind == Kind::Overload {
+            self.exceeded = match (rejection::exceeded(body), self.exceeded) {
+                (
+                    Some(Dimension::Tokens),
+                    Some(kind @ (Dimension::InputTokens | Dimension::OutputTokens)),
+                ) => Some(kind),
+                (named, by_headers) => named.or(by_headers),
+            };
+        }
+        self
+    }
+
+    /// The quota that was exceeded, if the rejection names it.
+    pub const fn exceeded_quota(&self) -> Option<Dimension> {
+        self.exceeded
+    }
+
     /// Sets the reported level of the upstream's quota of requests, tokens or a kind of token;
     /// [`Dimension::Other`] is ignored.
     ///
@@ -295,6 +325,27 @@ mod tests {
         let endless = QuotaLevel { limit: 1, remaining: 0, reset: Reset::More(Duration::MAX), window: None };
         assert!(PackedLevel::new(endless).level().reset.after() > Duration::from_secs(86_400 * 36_500));
         assert_eq!(size_of::<Option<PackedLevel>>(), 32);
+    }
+
+    #[test]
+    fn body_of_an_overload_names_the_quota() {
+        use Dimension::{InputTokens, Requests, Tokens};
+        let table = [
+            (None, "tokens per minute", Some(Tokens)),
+            (Some(Requests), "tokens per minute", Some(Tokens)),
+            (Some(InputTokens), "tokens per minute", Some(InputTokens)),
+            (Some(InputTokens), "requests per minute", Some(Requests)),
+            (Some(InputTokens), "slow down", Some(InputTokens)),
+        ];
+        for (by_headers, body, wanted) in table {
+            let outcome = by_headers.map_or(Outcome::overload(), |named| Outcome::overload().exceeded(named));
+            assert_eq!(
+                outcome.exceeded_in(body.as_bytes()).exceeded_quota(),
+                wanted,
+                "{by_headers:?} {body}"
+            );
+        }
+        assert_eq!(Outcome::failure().exceeded_in(b"tokens per minute").exceeded_quota(), None);
     }
 
     #[test]

@@ -204,6 +204,11 @@ pub enum LastAttempt {
 }
 
 impl Attempts {
+    /// Work of which this many attempts completed.
+    pub const fn after(completed: u32) -> Self {
+        Self { completed }
+    }
+
     /// Attempts that completed.
     pub const fn completed(self) -> u32 {
         self.completed
@@ -211,7 +216,7 @@ impl Attempts {
 
     /// Counts an attempt that completed.
     pub const fn complete(&mut self) {
-        self.completed += 1;
+        self.completed = self.completed.saturating_add(1);
     }
 
     /// Decides whether an attempt follows the failed one. `take_retry` is called last, and only if everything else allows it:

@@ -10,7 +10,7 @@ use hyper::{Method, Request, Response, Uri};
 use tidegate::{Classes, Gate, Outcome, Refused, RetryInfo, Stamp, retry_info};
 use tidegate_core::duration;
 use tidegate_core::limit::name::EntityId;
-use tokio::sync::OwnedSemaphorePermit;
+use tidegate_server::{AtCapacity, PeerCertificate, Slot};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::body::MeteredBody;
@@ -20,6 +20,7 @@ use crate::headers::{
     Key, WITHIN, find_key, percent_decoded, remove_hop_by_hop, remove_tokens, replace_key, upstream_path,
 };
 use crate::listener::{ResponseBody, full};
+use crate::multipart::{boundary, models};
 use crate::profile::{RequestFacts, Tokens};
 use crate::proxy::Inner;
 use crate::refusal::Refusal;
@@ -33,6 +34,8 @@ use crate::usage::UsageReader;
 const REJECTION_MAX: usize = 64 * 1_024;
 /// Timeout for that part.
 const REJECTION_TIME: Duration = Duration::from_secs(10);
+/// Where Google takes files, which are not for a model.
+const UPLOADS: &str = "/upload/";
 /// Attempts of one call. The wait is the bound in practice.
 const ATTEMPTS_MAX: u32 = 64;
 
@@ -66,14 +69,15 @@ enum Payload {
 /// Forwards a request, and responds with the upstream's response.
 pub(crate) async fn forward(proxy: &Inner, upstream: &Upstream, request: Request<Incoming>) -> Forwarded {
     count(&proxy.counts.calls, 1);
-    let Ok(slot) = std::sync::Arc::clone(&proxy.calls).try_acquire_owned() else {
-        let busy = format!("{} calls are in flight or waiting, which is the maximum", proxy.bounds.calls_max);
-        return Err(Refusal::upstream(StatusCode::SERVICE_UNAVAILABLE, busy));
-    };
     let (mut head, body) = request.into_parts();
     let deadline = Instant::now() + within(proxy, &mut head.headers)?;
     let caller = identify(proxy, upstream, &mut head).await?;
-    let (prepared, mut info) = prepare(proxy, (upstream, &caller), &head, body).await?;
+    let slot = match &caller.entity {
+        Some(tenant) => proxy.calls.take(tenant),
+        None => proxy.calls.take_any(),
+    };
+    let slot = slot.map_err(|at| at_capacity(proxy, at))?;
+    let (prepared, mut info) = prepare(proxy, (upstream, &caller), head, body).await?;
     info.tenant = caller.entity.as_ref().map(|entity| entity.as_str().to_owned()).unwrap_or_default();
     let model = info.model.clone().unwrap_or_default();
     info.tokens.output =
@@ -94,6 +98,19 @@ pub(crate) async fn forward(proxy: &Inner, upstream: &Upstream, request: Request
     let scope = proxy.scopes.scope(&upstream.name, caller.key.as_ref(), group);
     let ticket = Ticket::new(info, proxy.estimates.clone(), proxy.counts.clone(), lease);
     send(proxy, Attempts { scope, deadline, prepared, ticket, slot }).await
+}
+
+fn at_capacity(proxy: &Inner, at: AtCapacity) -> Refusal {
+    let max = proxy.bounds.calls_max;
+    match at {
+        AtCapacity::Full => {
+            let busy = format!("{max} calls are in flight or waiting, which is the maximum");
+            Refusal::upstream(StatusCode::SERVICE_UNAVAILABLE, busy)
+        }
+        AtCapacity::Share { held } => Refusal::busy(format!(
+            "{held} of {max} calls are the tenant's, in flight or waiting: the rest is for others"
+        )),
+    }
 }
 
 /// How long the caller waits at most.
@@ -117,9 +134,12 @@ fn left(deadline: Instant) -> Duration {
 async fn identify(proxy: &Inner, upstream: &Upstream, head: &mut request::Parts) -> Result<Caller, Refusal> {
     let key = find_key(&upstream.profile, &head.headers, &head.uri);
     let token = key.as_ref().filter(|key| key.is_token());
-    match (token, &proxy.tenants) {
-        (Some(token), Some(tenants)) => {
-            let entity = tenants.identify(token).await?;
+    let peer = head.extensions.get::<PeerCertificate>();
+    // A certificate stands for a token if there is no key at all.
+    let is_mapped = key.is_none() && peer.is_some_and(|peer| peer.token().is_some());
+    match &proxy.tenants {
+        Some(tenants) if token.is_some() || is_mapped => {
+            let entity = tenants.identify(token, peer).await?;
             let Some(kept) = &upstream.key else {
                 let name = &upstream.name;
                 return Err(Refusal::forbidden(format!("the proxy keeps no key for the upstream `{name}`")));
@@ -129,13 +149,11 @@ async fn identify(proxy: &Inner, upstream: &Upstream, head: &mut request::Parts)
             }
             Ok(Caller { key: Some(kept.clone()), entity: Some(entity) })
         }
-        (Some(_), None) => {
+        None if token.is_some() => {
             Err(Refusal::unauthorized("this proxy has no store of tokens: start it with --store URL"))
         }
-        (None, _) if proxy.requires_token => {
-            Err(Refusal::unauthorized("this proxy needs a token of tidegate"))
-        }
-        (None, _) => Ok(Caller { key, entity: None }),
+        _ if proxy.requires_token => Err(Refusal::unauthorized("this proxy needs a token of tidegate")),
+        _ => Ok(Caller { key, entity: None }),
     }
 }
 
@@ -143,7 +161,7 @@ async fn identify(proxy: &Inner, upstream: &Upstream, head: &mut request::Parts)
 async fn prepare(
     proxy: &Inner,
     (upstream, caller): (&Upstream, &Caller),
-    head: &request::Parts,
+    head: request::Parts,
     body: Incoming,
 ) -> Result<(Prepared, CallInfo), Refusal> {
     let (profile, max) = (&upstream.profile, proxy.bounds.replay_max);
@@ -156,6 +174,7 @@ async fn prepare(
     }
     let length = body.size_hint().exact();
     let is_small = length.is_some_and(|length| length <= max as u64);
+    let form = boundary(&head.headers).filter(|_| profile.counts_by_body());
     let mut scan = profile.request.scan();
     let mut facts = RequestFacts::default();
     let mut beginning = None;
@@ -168,12 +187,12 @@ async fn prepare(
         let read = timeout(proxy.bounds.body_time, Beginning::read(body, max, see)).await;
         let Ok(Ok(read)) = read else { return Err(Refusal::invalid("the body did not arrive")) };
         if reads {
-            facts = profile.request.facts(scan);
-            let is_counted = is_tenant && in_path.is_none() && profile.counts_by_body();
-            let hidden =
-                if is_counted { hides_model(&head.headers, &read, facts.model.is_some()) } else { None };
-            if let Some(what) = hidden {
-                return Err(Refusal::invalid(what));
+            facts = match form {
+                Some(boundary) => form_facts(&read.bytes, boundary)?,
+                None => profile.request.facts(scan),
+            };
+            if is_tenant && in_path.is_none() && profile.counts_by_body() {
+                check_hidden(&head, path, (&read, form), facts.model.is_some())?;
             }
         }
         match read.rest {
@@ -191,43 +210,70 @@ async fn prepare(
         return Err(Refusal::invalid("the name of a model must have no escapes of its own"));
     }
     let bytes = length.or(beginning.as_ref().map(|bytes| bytes.len() as u64)).unwrap_or(max as u64);
-    let input = proxy.estimates.input(model.as_deref().unwrap_or_default(), bytes);
+    let input = proxy.estimates.input(model.as_deref().unwrap_or_default(), bytes, form.is_some());
     let tokens = Tokens { input, output: 0, output_max: facts.output_max, choices: facts.choices };
-    let mut headers = head.headers.clone();
+    let is_form = form.is_some();
+    let mut headers = head.headers;
     remove_hop_by_hop(&mut headers);
     remove_tokens(&mut headers);
     headers.remove(HOST);
     let asks = facts.is_stream && profile.needs_usage_option(path) && !headers.contains_key(CONTENT_ENCODING);
     let (payload, adds_usage) = payload.edited(&mut headers, asks);
-    if model.is_some() && !profile.usage.is_empty() {
+    let reads_usage = !profile.usage.is_empty() && (model.is_some() || is_form);
+    if reads_usage {
         // Usage cannot be read of a compressed response.
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     }
     let without = profile.key_query.as_deref().filter(|_| caller.entity.is_some());
-    let target = upstream_path(&upstream.base, path, head.uri.query(), without);
-    let uri = target.and_then(|target| {
-        let uri = Uri::builder().scheme(upstream.scheme.clone()).authority(upstream.authority.clone());
-        uri.path_and_query(target).build().ok()
-    });
-    let Some(uri) = uri else { return Err(Refusal::invalid("the path is invalid")) };
-    let info = CallInfo { profile: profile.clone(), tenant: String::new(), model, bytes, tokens };
-    Ok((Prepared { method: head.method.clone(), uri, headers, body: payload, adds_usage }, info))
+    let uri = upstream_uri(upstream, path, head.uri.query(), without)
+        .ok_or_else(|| Refusal::invalid("the path is invalid"))?;
+    let info =
+        CallInfo { profile: profile.clone(), tenant: String::new(), model, reads_usage, bytes, tokens };
+    Ok((Prepared { method: head.method, uri, headers, body: payload, adds_usage }, info))
 }
 
-/// Why the proxy may see no model, or another one than the upstream: a tenant could evade its limits.
-fn hides_model(headers: &HeaderMap, read: &Beginning, has_model: bool) -> Option<&'static str> {
-    let mut encodings = headers.get_all(CONTENT_ENCODING).iter();
-    if encodings.any(|value| !value.as_bytes().eq_ignore_ascii_case(b"identity")) {
-        return Some("the body must have no content-encoding: the proxy reads its model");
-    }
+/// The address of a call at its upstream; `without` is a parameter to leave out.
+fn upstream_uri(upstream: &Upstream, path: &str, query: Option<&str>, without: Option<&str>) -> Option<Uri> {
+    let target = upstream_path(&upstream.base, path, query, without)?;
+    let uri = Uri::builder().scheme(upstream.scheme.clone()).authority(upstream.authority.clone());
+    uri.path_and_query(target).build().ok()
+}
+
+/// Fails if the proxy may see no model, or another one than the upstream: a tenant could evade its limits.
+fn check_hidden(
+    head: &request::Parts,
+    path: &str,
+    (read, form): (&Beginning, Option<&str>),
+    has_model: bool,
+) -> Result<(), Refusal> {
+    let mut encodings = head.headers.get_all(CONTENT_ENCODING).iter();
+    let is_encoded = encodings.any(|value| !value.as_bytes().eq_ignore_ascii_case(b"identity"));
     // JSON in UTF-16 or UTF-32, which some upstreams accept.
-    if read.bytes.iter().take(4).any(|byte| *byte == 0) {
-        return Some("the body must be UTF-8: the proxy reads its model");
+    let is_wide = read.bytes.iter().take(4).any(|byte| *byte == 0);
+    let is_cut = read.rest.is_some() && !has_model && !path.starts_with(UPLOADS);
+    let what = match form {
+        _ if is_encoded => "the body must have no content-encoding: the proxy reads its model",
+        Some(boundary) if !begins_with(&read.bytes, boundary) => "the form must begin with its boundary",
+        None if is_wide => "the body must be UTF-8: the proxy reads its model",
+        None if is_cut => "a large body must begin with its model: the proxy reads the beginning only",
+        _ => return Ok(()),
+    };
+    Err(Refusal::invalid(what))
+}
+
+/// Whether a body is a form with this boundary, and not JSON that is called one.
+fn begins_with(body: &[u8], boundary: &str) -> bool {
+    body.strip_prefix(b"--").is_some_and(|body| body.starts_with(boundary.as_bytes()))
+}
+
+/// What is read of a form.
+fn form_facts(body: &[u8], boundary: &str) -> Result<RequestFacts, Refusal> {
+    let mut models = models(body, boundary);
+    let model = models.next().map(str::to_owned);
+    if models.any(|other| Some(other) != model.as_deref()) {
+        return Err(Refusal::invalid("the form must name one model"));
     }
-    // A multipart body is no JSON.
-    let is_cut = read.rest.is_some() && !read.bytes.starts_with(b"--");
-    (is_cut && !has_model)
-        .then_some("a large body must begin with its model: the proxy reads the beginning only")
+    Ok(RequestFacts { model, ..RequestFacts::default() })
 }
 
 /// Whether an upstream may read another path than the proxy.
@@ -243,7 +289,7 @@ struct Attempts {
     deadline: Instant,
     prepared: Prepared,
     ticket: Ticket,
-    slot: OwnedSemaphorePermit,
+    slot: Slot,
 }
 
 /// Sends a call until the upstream does not reject it, or time is up.
@@ -313,6 +359,7 @@ async fn classify(ticket: &Ticket, head: &response::Parts, body: Incoming, outco
         let body = Beginning { bytes: Bytes::new(), rest: None }.into_body();
         return Rejection { body, outcome, is_final: false };
     };
+    let outcome = outcome.exceeded_in(&read.bytes);
     let has_retry_after = head.headers.contains_key(RETRY_AFTER);
     let is_limit = head.status == StatusCode::TOO_MANY_REQUESTS;
     let info = retry_info(&read.bytes);
@@ -359,14 +406,12 @@ fn passed(
     body: Prefixed,
     ticket: Ticket,
     adds_usage: bool,
-    slot: OwnedSemaphorePermit,
+    slot: Slot,
 ) -> Response<ResponseBody> {
     let profile = &ticket.info().profile;
     let kind = head.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    let is_readable = ticket.info().model.is_some()
-        && head.status.is_success()
-        && !profile.usage.is_empty()
-        && !head.headers.contains_key(CONTENT_ENCODING);
+    let is_readable =
+        ticket.info().reads_usage && head.status.is_success() && !head.headers.contains_key(CONTENT_ENCODING);
     let reader = match kind {
         _ if !is_readable => UsageReader::None,
         kind if kind.starts_with("text/event-stream") => UsageReader::events(profile, adds_usage),

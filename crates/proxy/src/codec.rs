@@ -99,8 +99,8 @@ pub(crate) fn is_usage_chunk(data: &[u8]) -> bool {
 pub(crate) fn scopes_json(scopes: &[ScopeView]) -> String {
     let scope = |scope: &ScopeView| {
         json!({"upstream": scope.upstream, "group": scope.group, "in_flight": scope.in_flight,
-            "waiting": scope.waiting, "admitted": scope.admitted, "rate": scope.rate, "slots": scope.slots,
-            "reason": scope.reason})
+            "waiting": scope.waiting, "admitted": scope.admitted, "rate": scope.rate, "quota": scope.quota,
+            "tokens_quota": scope.tokens_quota, "slots": scope.slots, "reason": scope.reason})
     };
     json!({"scopes": scopes.iter().map(scope).collect::<Vec<_>>()}).to_string()
 }

@@ -174,7 +174,7 @@ fn profile(name: &str, table: Table) -> Result<Profile, InvalidProfiles> {
         InvalidProfiles(format!("profile `{name}`: {}", error.message()))
     })?;
     let group = |GroupConfig { prefix, group }| Group { prefix, group };
-    let lower = |texts: Vec<String>| texts.iter().map(|text| text.to_lowercase()).collect();
+    let lower = |texts: Vec<String>| texts.iter().map(|text| text.to_ascii_lowercase()).collect();
     Ok(Profile {
         name: name.to_owned(),
         format: match config.format {

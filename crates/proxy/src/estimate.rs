@@ -9,8 +9,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 const BYTES_PER_TOKEN: f64 = 3.5;
 /// Weight of the newest ratio.
 const WEIGHT: f64 = 0.1;
-/// A ratio outside these bounds is no measure of text.
-const RATIO: (f64, f64) = (0.01, 20.0);
+/// Bytes of a form per token: most of it is audio or an image.
+const FORM_BYTES_PER_TOKEN: f64 = 1_500.0;
+/// A ratio outside these bounds is no measure of a request.
+const RATIO: (f64, f64) = (0.0005, 20.0);
 /// Recent outputs that are kept of each tenant and model.
 const RECENT: usize = 32;
 /// Output of a call before anything is known.
@@ -34,9 +36,10 @@ struct Recent {
 }
 
 impl Estimates {
-    /// The input tokens of a request of this many bytes.
-    pub(crate) fn input(&self, model: &str, bytes: u64) -> u64 {
-        let ratio = lock(&self.ratios).get(model).copied().unwrap_or(1.0);
+    /// The input tokens of a request of this many bytes, which may be a form.
+    pub(crate) fn input(&self, model: &str, bytes: u64, is_form: bool) -> u64 {
+        let start = if is_form { BYTES_PER_TOKEN / FORM_BYTES_PER_TOKEN } else { 1.0 };
+        let ratio = lock(&self.ratios).get(model).copied().unwrap_or(start);
         whole(as_f64(bytes) / BYTES_PER_TOKEN * ratio)
     }
 
@@ -106,12 +109,13 @@ mod tests {
     #[test]
     fn input_follows_the_ratio_of_its_model() {
         let estimates = Estimates::default();
-        assert_eq!(estimates.input("m", 700), 200);
+        assert_eq!(estimates.input("m", 700, false), 200);
         for _ in 0..60 {
             estimates.learn("acme", "m", 700, (400, 1));
         }
-        assert_eq!(estimates.input("m", 700), 400);
-        assert_eq!(estimates.input("other", 700), 200);
+        assert_eq!(estimates.input("m", 700, false), 400);
+        assert_eq!(estimates.input("other", 700, false), 200);
+        assert_eq!(estimates.input("audio", 15_000, true), 10);
     }
 
     #[test]

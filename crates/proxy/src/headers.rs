@@ -12,21 +12,26 @@ use crate::profile::Profile;
 pub(crate) const WITHIN: &str = "x-tidegate-within";
 
 /// Headers that concern one connection only (RFC 9110 §7.6.1), and those that our own connection sets.
-const HOP_BY_HOP: [&str; 10] = [
-    "connection",
-    "keep-alive",
-    "proxy-authenticate",
-    "proxy-authorization",
-    "proxy-connection",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-    "expect",
+static HOP_BY_HOP: [HeaderName; 10] = [
+    header::CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    header::PROXY_AUTHENTICATE,
+    header::PROXY_AUTHORIZATION,
+    HeaderName::from_static("proxy-connection"),
+    header::TE,
+    header::TRAILER,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+    header::EXPECT,
 ];
 
 /// Where callers send keys to some provider.
-const KEY_HEADERS: [&str; 4] = ["authorization", "x-api-key", "api-key", "x-goog-api-key"];
+static KEY_HEADERS: [HeaderName; 4] = [
+    header::AUTHORIZATION,
+    HeaderName::from_static("x-api-key"),
+    HeaderName::from_static("api-key"),
+    HeaderName::from_static("x-goog-api-key"),
+];
 /// How tokens of tidegate begin.
 const TOKEN: &[u8] = b"tg_";
 
@@ -68,7 +73,7 @@ pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap) {
     for name in named {
         headers.remove(name);
     }
-    for name in HOP_BY_HOP {
+    for name in &HOP_BY_HOP {
         headers.remove(name);
     }
 }
@@ -97,7 +102,7 @@ pub(crate) fn remove_tokens(headers: &mut HeaderMap) {
     let is_token = |value: &HeaderValue| {
         value.as_bytes().split(|byte| matches!(byte, b' ' | b'\t' | b',')).any(|part| part.starts_with(TOKEN))
     };
-    for name in KEY_HEADERS {
+    for name in &KEY_HEADERS {
         if headers.get_all(name).iter().any(is_token) {
             let kept: Vec<HeaderValue> =
                 headers.get_all(name).iter().filter(|value| !is_token(value)).cloned().collect();

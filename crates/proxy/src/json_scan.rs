@@ -81,8 +81,9 @@ impl JsonScan {
             rest = match self.state {
                 State::String { is_key, is_escaped } => self.in_string(rest, is_key, is_escaped),
                 State::Word if is_of_word(byte) => {
-                    keep(&mut self.text, &[byte]);
-                    tail
+                    let end = rest.iter().position(|byte| !is_of_word(*byte)).unwrap_or(rest.len());
+                    keep(&mut self.text, &rest[..end]);
+                    &rest[end..]
                 }
                 State::Word => {
                     self.value(false);

@@ -27,6 +27,7 @@ mod headers;
 mod json_scan;
 mod listener;
 mod mock;
+mod multipart;
 mod profile;
 mod proxy;
 mod refusal;

@@ -1,4 +1,4 @@
-//! Accepts connections and serves them over HTTP/1, until it is stopped.
+//! Accepts connections and serves them over HTTP/1, with TLS or without, until it is stopped.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -14,8 +14,9 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
-use tidegate_server::TimeoutStream;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use tidegate_server::{PeerCertificate, TimeoutStream, Tls};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -23,6 +24,9 @@ use tokio::time::{sleep, timeout};
 
 /// Pause after a failed `accept`, usually for lack of file descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
+
+/// Timeout for the TLS handshake of a connection.
+const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 
 /// Why a body broke off.
 pub(crate) type BodyError = Box<dyn Error + Send + Sync>;
@@ -72,11 +76,14 @@ impl Default for ListenBounds {
 /// Serves connections until `stopped`, then finishes requests in flight. Returns whether all were finished
 /// within the drain time; those that were not are aborted.
 ///
+/// With TLS, a verified client certificate is in the extensions of each request.
+///
 /// # Cancel safety
 /// Dropping the future aborts all connections.
 pub async fn serve<S: HttpService>(
     listener: TcpListener,
     service: S,
+    tls: Option<Tls>,
     bounds: ListenBounds,
     stopped: impl Future<Output = ()>,
 ) -> bool {
@@ -94,25 +101,16 @@ pub async fn serve<S: HttpService>(
             continue;
         };
         let _ = stream.set_nodelay(true);
-        let service = service.clone();
-        let connection = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(bounds.head_time)
-            .max_buf_size(bounds.head_max.max(8_192))
-            .max_headers(bounds.headers_max)
-            .serve_connection(
-                TokioIo::new(TimeoutStream::new(stream, None, Some(bounds.write_time))),
-                service_fn(move |request| {
-                    let service = service.clone();
-                    async move { Ok::<_, Infallible>(service.respond(request).await) }
-                }),
-            );
-        let connection = graceful.watch(connection);
+        let (service, tls, watcher) = (service.clone(), tls.clone(), graceful.watcher());
         while connections.try_join_next().is_some() {}
         connections.spawn(async move {
-            // Slow, disconnected or non-HTTP clients are routine.
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, "a connection ended early");
+            match tls {
+                None => serve_connection(stream, None, service, bounds, watcher).await,
+                Some(tls) => {
+                    if let Some((stream, peer)) = tls.accept(stream, HANDSHAKE_TIME).await {
+                        serve_connection(stream, peer, service, bounds, watcher).await;
+                    }
+                }
             }
             drop(slot);
         });
@@ -122,6 +120,34 @@ pub async fn serve<S: HttpService>(
     // Calls are settled as they are dropped.
     connections.shutdown().await;
     is_drained
+}
+
+async fn serve_connection<S: HttpService>(
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    peer: Option<PeerCertificate>,
+    service: S,
+    bounds: ListenBounds,
+    watcher: Watcher,
+) {
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(bounds.head_time)
+        .max_buf_size(bounds.head_max.max(8_192))
+        .max_headers(bounds.headers_max)
+        .serve_connection(
+            TokioIo::new(TimeoutStream::new(stream, None, Some(bounds.write_time))),
+            service_fn(move |mut request| {
+                let service = service.clone();
+                if let Some(peer) = &peer {
+                    request.extensions_mut().insert(peer.clone());
+                }
+                async move { Ok::<_, Infallible>(service.respond(request).await) }
+            }),
+        );
+    // Slow, disconnected or non-HTTP clients are routine.
+    if let Err(error) = watcher.watch(connection).await {
+        tracing::debug!(%error, "a connection ended early");
+    }
 }
 
 async fn accept(

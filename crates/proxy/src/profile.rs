@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use tidegate_core::feedback::rejection::mentions;
+
 use crate::headers::percent_decoded;
 use crate::json_scan::{JsonScan, Scalar};
 
@@ -246,8 +248,7 @@ impl Profile {
         if self.retry_after_is_sent && !has_retry_after {
             return true;
         }
-        let text = String::from_utf8_lossy(body).to_lowercase();
-        self.never.iter().any(|mark| text.contains(mark.as_str()))
+        self.never.iter().any(|mark| mentions(body, mark))
     }
 }
 

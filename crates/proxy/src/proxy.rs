@@ -8,7 +8,8 @@ use std::time::Duration;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use hyper::body::Incoming;
 use hyper::{Method, Request, Response};
-use tokio::sync::Semaphore;
+use tidegate::store::{HostWall, WallClock as _};
+use tidegate_server::{PeerCertificate, Slots};
 
 use crate::builder::{InvalidProxy, OWN_NAME, ProxyBuilder, Upstream};
 use crate::call::forward;
@@ -38,7 +39,8 @@ pub struct ProxyBounds {
     pub response_time: Duration,
     /// How long a body may take to arrive, if it is kept. Default: one minute.
     pub body_time: Duration,
-    /// Calls at the same time, including those that wait. Default: 4,096.
+    /// Calls at the same time, including those that wait. One tenant may hold 15 of 16 if it is alone, and leaves
+    /// the others what they want, up to as many as it has. Default: 4,096.
     pub calls_max: usize,
 }
 
@@ -68,7 +70,7 @@ pub(crate) struct Inner {
     pub(crate) estimates: Arc<Estimates>,
     pub(crate) counts: Arc<Counts>,
     pub(crate) transport: Transport,
-    pub(crate) calls: Arc<Semaphore>,
+    pub(crate) calls: Arc<Slots>,
 }
 
 impl Proxy {
@@ -80,7 +82,6 @@ impl Proxy {
     pub(crate) fn of(builder: ProxyBuilder) -> Result<Self, InvalidProxy> {
         let ProxyBuilder { upstreams, tenants, requires_token, bounds } = builder;
         let has_tls = upstreams.iter().any(|upstream| upstream.scheme == http::uri::Scheme::HTTPS);
-        let calls = bounds.calls_max.clamp(1, Semaphore::MAX_PERMITS);
         Ok(Self(Arc::new(Inner {
             upstreams,
             tenants,
@@ -90,7 +91,7 @@ impl Proxy {
             estimates: Arc::default(),
             counts: Arc::default(),
             transport: Transport::new(has_tls).map_err(InvalidProxy)?,
-            calls: Arc::new(Semaphore::new(calls)),
+            calls: Slots::new(bounds.calls_max.max(1)),
         })))
     }
 
@@ -109,6 +110,11 @@ impl HttpService for Proxy {
     async fn respond(&self, request: Request<Incoming>) -> Response<ResponseBody> {
         let path = request.uri().path();
         let name = path.strip_prefix('/').and_then(|path| path.split('/').next()).unwrap_or_default();
+        // A connection may outlive the validity of its certificate.
+        let peer = request.extensions().get::<PeerCertificate>();
+        if let Some(why) = peer.and_then(|peer| peer.rejection(HostWall.now())) {
+            return Refusal::unauthorized(why).into_response(Format::OpenAi);
+        }
         if name == OWN_NAME {
             return self.own(request).await.unwrap_or_else(|refusal| refusal.into_response(Format::OpenAi));
         }
@@ -134,9 +140,10 @@ impl Proxy {
             let upstream = self.0.upstreams.first();
             let key =
                 upstream.and_then(|upstream| find_key(&upstream.profile, request.headers(), request.uri()));
-            match (&self.0.tenants, key) {
-                (Some(tenants), Some(key)) => drop(tenants.identify(&key).await?),
-                _ => return Err(Refusal::unauthorized("this needs a token of tidegate")),
+            let peer = request.extensions().get::<PeerCertificate>();
+            match &self.0.tenants {
+                Some(tenants) => drop(tenants.identify(key.as_ref(), peer).await?),
+                None => return Err(Refusal::unauthorized("this needs a token of tidegate")),
             }
         }
         match path {

@@ -65,6 +65,11 @@ impl Refusal {
         }
     }
 
+    /// Too many calls of this caller: it may try again soon.
+    pub(crate) fn busy(message: impl Into<String>) -> Self {
+        Self::limited(message, Some(Duration::from_secs(1)))
+    }
+
     fn unavailable(message: impl Into<String>, retry_after: Duration) -> Self {
         Self {
             retry_after: Some(retry_after),

@@ -4,7 +4,8 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate::{Cost, Keyed, Permit, Refused, Throttle};
+use tidegate::{Cost, KeyView, Keyed, PerSecond, Permit, Refused, Throttle};
+use tidegate_core::control::Estimate;
 
 use crate::builder::InvalidProxy;
 use crate::headers::Key;
@@ -48,6 +49,10 @@ pub struct ScopeView {
     pub admitted: u64,
     /// The learned rate, per second.
     pub rate: Option<f64>,
+    /// The requests per second that the upstream is estimated to grant; `None` before it has rejected one.
+    pub quota: Option<f64>,
+    /// The tokens per second that it is estimated to grant.
+    pub tokens_quota: Option<f64>,
     /// How many calls may be in flight.
     pub slots: Option<u32>,
     /// What decides the rate now.
@@ -81,15 +86,21 @@ impl Scopes {
     }
 
     pub(crate) fn views(&self) -> Vec<ScopeView> {
-        let view = |view: tidegate::KeyView<Scope>| ScopeView {
-            upstream: view.key.upstream.to_string(),
-            group: view.key.group,
-            in_flight: view.throttle.in_flight,
-            waiting: view.throttle.waiting,
-            admitted: view.throttle.admitted,
-            rate: view.throttle.rate.map(tidegate::PerSecond::as_f64),
-            slots: view.throttle.slots,
-            reason: view.throttle.control.map(|control| control.reason.to_string()),
+        let view = |KeyView { key, throttle, .. }: KeyView<Scope>| {
+            let quota = |estimate: Estimate| estimate.quota.map(PerSecond::as_f64);
+            let control = throttle.control;
+            ScopeView {
+                upstream: key.upstream.to_string(),
+                group: key.group,
+                in_flight: throttle.in_flight,
+                waiting: throttle.waiting,
+                admitted: throttle.admitted,
+                rate: throttle.rate.map(PerSecond::as_f64),
+                quota: control.and_then(|control| quota(control.requests)),
+                tokens_quota: control.and_then(|control| quota(control.tokens)),
+                slots: throttle.slots,
+                reason: control.map(|control| control.reason.to_string()),
+            }
         };
         self.throttles.snapshot(LISTED_MAX).top.into_iter().map(view).collect()
     }

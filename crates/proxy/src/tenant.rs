@@ -9,7 +9,7 @@ use tidegate::store::{HostWall, WallClock};
 use tidegate::{EntityId, Lease, Limiter, ResourceName};
 use tidegate_core::limit::name::Namespace;
 use tidegate_core::limit::token::{Token, TokenScope, TokenState};
-use tidegate_server::{Secret, TokenCache};
+use tidegate_server::{PeerCertificate, Secret, TokenCache};
 
 use crate::headers::Key;
 use crate::refusal::Refusal;
@@ -86,12 +86,24 @@ impl Tenants {
         Self { limiter, tokens, namespace, clock: Arc::new(HostWall) }
     }
 
-    /// The entity of a token, if it is valid and may draw.
-    pub(crate) async fn identify(&self, key: &Key) -> Result<EntityId, Refusal> {
+    /// The entity of a caller's token, if that is valid and may draw. Without a key it is the token that the client
+    /// certificate maps to.
+    pub(crate) async fn identify(
+        &self,
+        key: Option<&Key>,
+        peer: Option<&PeerCertificate>,
+    ) -> Result<EntityId, Refusal> {
         let unknown = || Refusal::unauthorized("the token is unknown, expired or revoked");
-        let secret: Secret = key.as_str().parse().map_err(|_| unknown())?;
-        let stored = self.tokens.get(secret.id()).await.map_err(tidegate::LimitError::Store)?;
-        let stored = stored.filter(|stored| stored.matches(&secret)).ok_or_else(unknown)?;
+        let stored = match (key, peer.and_then(PeerCertificate::token)) {
+            (Some(key), _) => {
+                let secret: Secret = key.as_str().parse().map_err(|_| unknown())?;
+                let stored = self.tokens.get(secret.id()).await.map_err(tidegate::LimitError::Store)?;
+                stored.filter(|stored| stored.matches(&secret))
+            }
+            (None, Some(token)) => self.tokens.get(token).await.map_err(tidegate::LimitError::Store)?,
+            (None, None) => return Err(Refusal::unauthorized("this needs a token of tidegate")),
+        };
+        let stored = stored.ok_or_else(unknown)?;
         let token = &stored.token;
         if token.state(self.clock.now()) != TokenState::Good || token.namespace != self.namespace {
             return Err(unknown());

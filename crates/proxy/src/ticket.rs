@@ -17,8 +17,10 @@ pub(crate) struct CallInfo {
     pub(crate) profile: Arc<Profile>,
     /// The entity; empty without a tenant.
     pub(crate) tenant: String,
-    /// The model, if the call names one: only such calls use tokens.
+    /// The model, if the call names one: only such calls have an estimate.
     pub(crate) model: Option<String>,
+    /// Whether the response may report usage.
+    pub(crate) reads_usage: bool,
     /// The size of the request.
     pub(crate) bytes: u64,
     pub(crate) tokens: Tokens,
@@ -159,14 +161,15 @@ impl Ticket {
 
     /// What a response used, and whether that is an estimate.
     fn used(&self, usage: Usage, is_complete: bool) -> (CallTokens, bool) {
-        if self.info.model.is_none() || self.info.profile.usage.is_empty() {
+        if !self.info.reads_usage {
             return (CallTokens::default(), false);
         }
         match (usage.input, usage.output) {
             (Some(input), output) if is_complete && usage.error.is_none() => {
                 (CallTokens { input, output: output.unwrap_or(0) }, false)
             }
-            _ => (self.estimated(usage), true),
+            // A form without a model, such as a file, uses nothing unless the response says so.
+            _ => (self.estimated(usage), self.info.model.is_some()),
         }
     }
 

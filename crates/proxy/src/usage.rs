@@ -5,6 +5,7 @@ use std::sync::{Arc, LazyLock};
 
 use crate::codec::is_usage_chunk;
 use crate::json_scan::{JsonScan, Scalar};
+use crate::multipart::find;
 use crate::profile::{Path, Profile};
 
 /// A longer line of a stream is not read.
@@ -237,19 +238,6 @@ impl Filter {
 
 fn contains(text: &[u8], needle: &[u8]) -> bool {
     find(text, needle).is_some()
-}
-
-fn find(text: &[u8], needle: &[u8]) -> Option<usize> {
-    let first = *needle.first()?;
-    let mut from = 0;
-    while let Some(at) = text[from..].iter().position(|byte| *byte == first) {
-        let at = from + at;
-        if text[at..].starts_with(needle) {
-            return Some(at);
-        }
-        from = at + 1;
-    }
-    None
 }
 
 #[cfg(test)]

@@ -104,6 +104,9 @@ impl<T: DeserializeOwned> FromRequestParts<State> for QueryParams<T> {
     type Rejection = Refusal;
 
     async fn from_request_parts(parts: &mut Parts, state: &State) -> Result<Self, Refusal> {
+        if !parts.uri.query().is_none_or(is_utf8) {
+            return Err(Refusal::invalid("", "the query is not UTF-8"));
+        }
         match Query::<T>::from_request_parts(parts, state).await {
             Ok(Query(params)) => Ok(Self(params)),
             Err(rejection) => {
@@ -116,6 +119,19 @@ impl<T: DeserializeOwned> FromRequestParts<State> for QueryParams<T> {
             }
         }
     }
+}
+
+/// Whether percent-encoded text is UTF-8. Other bytes would be replaced, and a name would become another one.
+fn is_utf8(query: &str) -> bool {
+    let (mut bytes, mut rest) = (Vec::with_capacity(query.len()), query.as_bytes());
+    while let [first, after @ ..] = rest {
+        let digit = |place: usize| after.get(place).and_then(|digit| char::from(*digit).to_digit(16));
+        let encoded = digit(0).zip(digit(1)).filter(|_| *first == b'%');
+        let byte = encoded.and_then(|(high, low)| u8::try_from(high * 16 + low).ok());
+        rest = if byte.is_some() { &after[2..] } else { after };
+        bytes.push(byte.unwrap_or(*first));
+    }
+    std::str::from_utf8(&bytes).is_ok()
 }
 
 /// A validated path segment.
@@ -201,6 +217,16 @@ mod tests {
     use tidegate_client::{Acquire, Batch};
 
     use super::*;
+
+    #[test]
+    fn query_must_be_utf8() {
+        for query in ["", "a=b", "a=%C3%A9", "a=%c3%a9&b=%zz%", "a=é", "%EF%BF%BD"] {
+            assert!(is_utf8(query), "{query}");
+        }
+        for query in ["a=%ff", "%C3", "a=%c3%28&b=1"] {
+            assert!(!is_utf8(query), "{query}");
+        }
+    }
 
     #[test]
     fn invalid_body_error_names_field() {

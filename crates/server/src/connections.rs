@@ -1,7 +1,8 @@
 //! The open connections of a listener: their number, how many each address has, and which are idle.
 //!
-//! An address may have at most as many connections as are free. At a bound, the connection that has been idle
-//! longest is closed for the new one, so that clients which connect and send nothing lock no client out.
+//! An address may have at most as many connections as are free, and more as long as the others can double
+//! theirs. At a bound, the connection that has been idle longest is closed for the new one, so that clients
+//! which connect and send nothing lock no client out.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,6 +18,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::log_throttle::LogThrottle;
 use crate::meters::ConnectionMeters;
+use crate::slots::may_take;
 
 /// Interval of the checks for connections that must be closed.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
@@ -162,7 +164,7 @@ impl Connections {
     pub(crate) fn open(self: &Arc<Self>, address: IpAddr) -> Admission {
         let mut table = self.lock();
         let (held, free) = (table.held(address), self.max.saturating_sub(table.open.len()));
-        if held >= free {
+        if !may_take(self.max, free, held) {
             // An address that has connections gives up one of its own.
             let of = (held > 0).then_some(address);
             let Some(evicted) = table.longest_idle(of) else {
@@ -330,7 +332,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn longest_idle_connection_makes_room() {
-        let connections = Connections::new(4, Meters::new().connections("api"));
+        let connections = Connections::new(3, Meters::new().connections("api"));
         let (first, second) = (open(&connections, 1).unwrap(), open(&connections, 1).unwrap());
         drop(first.activity().begin());
         sleep(Duration::from_secs(1)).await;

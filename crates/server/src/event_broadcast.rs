@@ -7,9 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tidegate::store::SweepReport;
-use tidegate::{LimitError, LimitEvent, Limiter};
+use tidegate::{LimitError, LimitEvent, Limiter, Subject};
 use tidegate_client::{EntityId, Event, ResourceName};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast, watch};
+
+use crate::top_subjects::TopSubjects;
 
 /// Backlog of a listener, in events.
 const BACKLOG_MAX: usize = 256;
@@ -22,6 +24,7 @@ pub(crate) struct EventBroadcast {
     is_closed: watch::Sender<bool>,
     expired: [AtomicU64; 2],
     busy: AtomicU64,
+    top: TopSubjects,
 }
 
 /// A subscription and the slot it occupies.
@@ -51,6 +54,7 @@ impl EventBroadcast {
             is_closed: watch::Sender::new(false),
             expired: Default::default(),
             busy: AtomicU64::new(0),
+            top: TopSubjects::default(),
         }
     }
 
@@ -71,6 +75,19 @@ impl EventBroadcast {
         if self.events.receiver_count() > 0 {
             let _ = self.events.send(Arc::new(event()));
         }
+    }
+
+    /// Counts a grant for the busiest subjects. They are counted only while a listener is connected, because each grant
+    /// takes a lock.
+    pub(crate) fn granted(&self, subject: impl FnOnce() -> Subject) {
+        if self.events.receiver_count() > 0 {
+            self.top.granted(subject());
+        }
+    }
+
+    /// The busiest subjects, by the grants that were counted.
+    pub(crate) const fn top(&self) -> &TopSubjects {
+        &self.top
     }
 
     /// Broadcasts a refusal if a limit caused it; ignores other errors.

@@ -39,6 +39,21 @@ pub(crate) struct TlsHandshake {
     alpn: Alpn,
 }
 
+impl Tls {
+    /// Performs the TLS handshake of an accepted HTTP/1.1 connection within `span`, for a listener beside the
+    /// server's. Failures are counted.
+    ///
+    /// # Cancel safety
+    /// Dropping the future ends the connection.
+    pub async fn accept(
+        &self,
+        stream: TcpStream,
+        span: Duration,
+    ) -> Option<(impl AsyncRead + AsyncWrite + Send + Unpin + use<>, Option<PeerCertificate>)> {
+        TlsHandshake::new(self.clone(), Alpn::Http1).accept(stream, span).await
+    }
+}
+
 impl TlsHandshake {
     pub(crate) const fn new(tls: Tls, alpn: Alpn) -> Self {
         Self { tls, alpn }

@@ -52,6 +52,7 @@ mod state;
 mod tls;
 mod token;
 mod token_cache;
+mod top_subjects;
 mod upstreams;
 
 pub use io_timeout::TimeoutStream;
@@ -65,6 +66,7 @@ pub use rls::EnvoyRules;
 pub use rls::{Charge, EntryConfig, EnvoyConfig, InvalidRules, RuleConfig, Unknown};
 pub use routes::{Access, RouteInfo, app, metrics_app, routes};
 pub use server::{ServeError, Server, ServerOptions, Shutdown, ShutdownOutcome, Stopper};
+pub use slots::{AtCapacity, Slot, Slots};
 pub use state::{State, StateOptions};
 pub use tls::{Tls, TlsError, TlsOptions};
 pub use token::{InvalidSecret, Secret};

@@ -15,8 +15,8 @@ pub struct Bounds {
     pub body_max: usize,
     /// Timeout for receiving a body, and for a client that does not read a response. Default: 10 seconds.
     pub body_time: Duration,
-    /// Maximum number of concurrent requests, including those waiting for a limit. A token may have as many as
-    /// are free, so at most half. Default: 4,096.
+    /// Maximum number of concurrent requests, including those waiting for a limit. A token may have 15 of
+    /// 16, and less while others need them. Default: 4,096.
     pub requests_max: usize,
     /// Maximum time that an acquire may wait. Default: one minute.
     pub within_max: Duration,
@@ -32,8 +32,8 @@ pub struct Bounds {
     pub headers_max: usize,
     /// Timeout for receiving a request head, and for an idle connection. Default: 15 seconds.
     pub head_time: Duration,
-    /// Maximum number of open connections. An address may have as many as are free, so at most half. At the
-    /// bound, the connection that has been idle longest is closed. Default: 8,192.
+    /// Maximum number of open connections. An address may have 15 of 16, and less while others need them. At
+    /// the bound, the connection that has been idle longest is closed. Default: 8,192.
     pub connections_max: usize,
     /// Time that a stopping server waits for requests in flight. Default: 30 seconds.
     pub drain_time: Duration,

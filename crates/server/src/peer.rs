@@ -56,7 +56,7 @@ impl PeerCertificate {
     }
 
     /// Returns why the certificate is no longer accepted, if so: a connection may outlive its validity.
-    pub(crate) fn rejection(&self, now: Stamp) -> Option<&'static str> {
+    pub fn rejection(&self, now: Stamp) -> Option<&'static str> {
         if self.expires_at <= now {
             return Some("the client's certificate has expired");
         }

@@ -1,8 +1,8 @@
 //! Shares a bounded number of slots among callers by dynamic thresholds (Choudhury and Hahne): a caller may
-//! hold at most as many slots as are free.
+//! hold at most as many slots as are free, and more as long as the others can double theirs.
 //!
-//! One greedy caller gets half of the slots, a second one half of the rest, and a new caller still finds one.
-//! No caller has to be configured.
+//! A caller that is alone gets 15 of 16 slots. When others come, it gets none back until they have what they
+//! want or as much as it has, and a new caller always finds a slot. No caller has to be configured.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher as _};
@@ -13,9 +13,19 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 /// one.
 const COUNTERS: usize = 4_096;
 
+/// The part of the slots that stays free for new callers, at least one slot.
+const SPARE_PART: usize = 16;
+
+/// Whether a caller that holds `held` slots may take one more.
+pub(crate) fn may_take(max: usize, free: usize, held: usize) -> bool {
+    let others = max.saturating_sub(free).saturating_sub(held);
+    let spare = (max / SPARE_PART).max(1);
+    free > held || free > spare.saturating_add(others)
+}
+
 /// The slots. Callers are authenticated names or addresses, so the hash needs no secret.
 #[derive(Debug)]
-pub(crate) struct Slots {
+pub struct Slots {
     max: usize,
     free: AtomicUsize,
     held: Box<[AtomicU32]>,
@@ -23,14 +33,14 @@ pub(crate) struct Slots {
 
 /// One slot, which is returned on drop.
 #[derive(Debug)]
-pub(crate) struct Slot {
+pub struct Slot {
     slots: Arc<Slots>,
     counter: usize,
 }
 
 /// Why there is no slot for a caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum AtCapacity {
+pub enum AtCapacity {
     /// No slot is free.
     Full,
     /// The caller holds its share.
@@ -41,7 +51,17 @@ pub(crate) enum AtCapacity {
 }
 
 impl Slots {
-    pub(crate) fn new(max: usize) -> Arc<Self> {
+    /// Slots that callers share.
+    ///
+    /// ```
+    /// use tidegate_server::Slots;
+    ///
+    /// let slots = Slots::new(80);
+    /// let held: Vec<_> = std::iter::from_fn(|| slots.take(&"acme").ok()).collect();
+    /// assert_eq!(held.len(), 75);
+    /// assert!(slots.take(&"other").is_ok());
+    /// ```
+    pub fn new(max: usize) -> Arc<Self> {
         let held = (0..COUNTERS).map(|_| AtomicU32::new(0)).collect();
         Arc::new(Self { max, free: AtomicUsize::new(max), held })
     }
@@ -58,13 +78,29 @@ impl Slots {
     /// Takes a slot for a caller.
     ///
     /// # Errors
-    /// [`AtCapacity`] if the caller already holds as many slots as are free.
-    pub(crate) fn take(self: &Arc<Self>, caller: &impl Hash) -> Result<Slot, AtCapacity> {
+    /// [`AtCapacity`] if the caller already has its share.
+    pub fn take(self: &Arc<Self>, caller: &impl Hash) -> Result<Slot, AtCapacity> {
         let mut hasher = DefaultHasher::new();
         caller.hash(&mut hasher);
         let counter = usize::try_from(hasher.finish() % COUNTERS as u64).unwrap_or(0);
+        self.take_if(counter, |free, held| may_take(self.max, free, held))
+    }
+
+    /// Takes any free slot, for callers that are not told apart.
+    ///
+    /// # Errors
+    /// [`AtCapacity::Full`] if none is free.
+    pub fn take_any(self: &Arc<Self>) -> Result<Slot, AtCapacity> {
+        self.take_if(0, |_, _| true)
+    }
+
+    fn take_if(
+        self: &Arc<Self>,
+        counter: usize,
+        may_take: impl Fn(usize, usize) -> bool,
+    ) -> Result<Slot, AtCapacity> {
         let held = self.held[counter].fetch_add(1, Ordering::Relaxed) as usize;
-        let take = |free: usize| if free > held { free.checked_sub(1) } else { None };
+        let take = |free: usize| if may_take(free, held) { free.checked_sub(1) } else { None };
         match self.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
             Ok(_) => Ok(Slot { slots: Arc::clone(self), counter }),
             Err(free) => {
@@ -87,8 +123,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn caller_holds_at_most_what_is_free() {
-        let slots = Slots::new(100);
+    fn caller_gets_what_others_leave() {
+        let slots = Slots::new(160);
         let take_all = |caller: &str| {
             let mut taken = Vec::new();
             while let Ok(slot) = slots.take(&caller) {
@@ -96,14 +132,20 @@ mod tests {
             }
             taken
         };
-        let greedy = take_all("greedy");
-        assert_eq!((greedy.len(), slots.take(&"greedy").err()), (50, Some(AtCapacity::Share { held: 50 })));
-        let second = take_all("second");
-        assert_eq!((second.len(), slots.used()), (25, 75));
+        let mut greedy = take_all("greedy");
+        assert_eq!((greedy.len(), slots.take(&"greedy").err()), (150, Some(AtCapacity::Share { held: 150 })));
+        let mut second = take_all("second");
+        assert_eq!(second.len(), 5, "half of the rest");
         assert!(slots.take(&"third").is_ok(), "a new caller finds a slot");
-        drop(greedy);
-        assert_eq!(take_all("second").len(), 25, "more are free, so its share grows");
+        for _ in 0..200 {
+            drop(greedy.pop());
+            second.extend(take_all("second"));
+            greedy.extend(slots.take(&"greedy"));
+        }
+        assert_eq!((greedy.len(), second.len()), (54, 53), "both want all: each gets what is free");
         drop(second);
+        assert_eq!(take_all("greedy").len() + greedy.len(), 150, "it is alone again");
+        drop(greedy);
         assert_eq!(slots.used(), 0);
     }
 
@@ -115,5 +157,8 @@ mod tests {
         drop(first);
         assert!(slots.take(&"b").is_ok());
         assert_eq!(Slots::new(0).take(&"a").err(), Some(AtCapacity::Full));
+        let slots = Slots::new(2);
+        let all = [slots.take_any(), slots.take_any()];
+        assert!(all.iter().all(Result::is_ok) && slots.take_any().err() == Some(AtCapacity::Full));
     }
 }

@@ -19,7 +19,7 @@ use crate::slots::{AtCapacity, Slot, Slots};
 const UPSTREAMS_MAX: usize = 10_000;
 /// How long an upstream must be unused before everything learned of it is evicted.
 const IDLE_TTL: Duration = Duration::from_hours(6);
-/// The most permits that are not settled. A token may hold as many as are free.
+/// The most permits that are not settled. A token leaves some for others, as with [slots](crate::slots).
 pub(crate) const PERMITS_MAX: usize = 65_536;
 /// The most upstreams of a listing.
 const LISTED_MAX: usize = 1_000;
@@ -42,6 +42,8 @@ pub(crate) struct HeldCall {
     pub(crate) permit: Permit<'static>,
     /// The limits of a subject that it holds.
     pub(crate) lease: Option<Lease>,
+    /// Attempts of this call before.
+    pub(crate) attempt: u32,
     pub(crate) expires_at: Instant,
     #[expect(dead_code, reason = "it returns on drop")]
     pub(crate) slot: Slot,
@@ -111,7 +113,7 @@ impl Upstreams {
     /// Takes a slot for a permit of this token.
     ///
     /// # Errors
-    /// [`AtCapacity`] if the token holds as many as are free.
+    /// [`AtCapacity`] if the token has its share.
     pub(crate) fn slot(&self, token: &TokenId) -> Result<Slot, AtCapacity> {
         self.slots.take(token)
     }
@@ -202,7 +204,8 @@ mod tests {
         let lease = limiter.try_acquire(("acme", "gpt-4"), [("rpm", 4)]).await.unwrap();
         let (slot, upstream) =
             (upstreams.slot(&TokenId::new("a").unwrap()).unwrap(), ResourceName::new("u").unwrap());
-        let call = HeldCall { upstream, permit, lease: Some(lease), expires_at: Instant::now(), slot };
+        let call =
+            HeldCall { upstream, permit, lease: Some(lease), attempt: 0, expires_at: Instant::now(), slot };
         let number = upstreams.hold(call);
         assert!(upstreams.take(number).is_none());
         assert_eq!(upstreams.expire().len(), 1);

@@ -36,6 +36,7 @@ const DEADLINE_MAX: u64 = 60_000;
 /// | option | of | meaning |
 /// |---|---|---|
 /// | `namespace=prod` | all | the namespace (`default`) |
+/// | `minutely_usage_days=1` | all but DynamoDB | days to keep usage by the minute (1) |
 /// | `hourly_usage_days=62` | all but DynamoDB | days to keep usage by the hour, 1 to 36,500, or `forever` (62) |
 /// | `daily_usage_days=800` | all but DynamoDB | days to keep usage by the day (800) |
 /// | `monthly_usage_days=forever` | all but DynamoDB | days to keep usage by the month (forever) |

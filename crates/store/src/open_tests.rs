@@ -30,12 +30,12 @@ async fn file_address_is_parsed_with_its_options() {
         (
             "sqlite:x.db?mode=ro",
             "`sqlite:x.db?mode=ro` has no option `mode`; expected namespace, durable, size_max, deadline_ms, \
-             hourly_usage_days, daily_usage_days, monthly_usage_days and audit_days",
+             minutely_usage_days, hourly_usage_days, daily_usage_days, monthly_usage_days and audit_days",
         ),
         (
             "sqlite::memory:?durable=commit",
             "`sqlite::memory:?durable=commit` has no option `durable`; expected namespace, \
-             hourly_usage_days, daily_usage_days, monthly_usage_days and audit_days",
+             minutely_usage_days, hourly_usage_days, daily_usage_days, monthly_usage_days and audit_days",
         ),
     ];
     for (url, sentence) in table {
@@ -55,7 +55,7 @@ async fn invalid_dynamodb_address_is_rejected() {
         (
             "dynamodb://limits?table=x",
             "`dynamodb://limits?table=x` has no option `table`; expected namespace, region, endpoint, \
-             rejections_ms, deadline_ms, timeout_ms, hourly_usage_days, daily_usage_days, monthly_usage_days and audit_days",
+             rejections_ms, deadline_ms, timeout_ms, minutely_usage_days, hourly_usage_days, daily_usage_days, monthly_usage_days and audit_days",
         ),
     ];
     for (url, sentence) in table {
@@ -102,7 +102,7 @@ async fn invalid_address_is_rejected_with_valid_forms() {
         (
             "memory:?durable=commit",
             "`memory:?durable=commit` has no option `durable`; expected namespace, subjects_max, \
-             hourly_usage_days, daily_usage_days, monthly_usage_days and audit_days",
+             minutely_usage_days, hourly_usage_days, daily_usage_days, monthly_usage_days and audit_days",
         ),
         ("memory:?subjects_max=few", "subjects_max is `few`, which is not a number of subjects"),
         ("memory:?subjects_max=0", "subjects_max is 0, outside 1..=268435456"),
@@ -126,9 +126,11 @@ async fn invalid_address_is_rejected_with_valid_forms() {
 /// The retention options of all engines.
 #[tokio::test]
 async fn address_sets_retention() {
-    const OPTIONS: &str = "hourly_usage_days=7&daily_usage_days=36500&monthly_usage_days=90&audit_days=1";
+    const OPTIONS: &str =
+        "minutely_usage_days=2&hourly_usage_days=7&daily_usage_days=36500&monthly_usage_days=90&audit_days=1";
     let days = |days: u64| Some(std::time::Duration::from_secs(days * 86_400));
-    let retention = Retention { hours: days(7), days: days(36_500), months: days(90), audit: days(1) };
+    let retention =
+        Retention { minutes: days(2), hours: days(7), days: days(36_500), months: days(90), audit: days(1) };
     let shown = format!("{retention:?}");
     assert!(format!("{:?}", sqlite_options("sqlite:x.db", "x.db", OPTIONS).unwrap()).contains(&shown));
     assert!(format!("{:?}", postgres_options("postgres://h/d", OPTIONS).unwrap().0).contains(&shown));
@@ -141,9 +143,12 @@ async fn address_sets_retention() {
 
     for place in ["memory:", "sqlite::memory:", "sqlite:x.db", "postgres://h/d", "redis://h", "dynamodb://t"]
     {
-        for (option, value) in
-            [("audit_days", "0"), ("hourly_usage_days", "36501"), ("monthly_usage_days", "2w")]
-        {
+        for (option, value) in [
+            ("audit_days", "0"),
+            ("minutely_usage_days", "0"),
+            ("hourly_usage_days", "36501"),
+            ("monthly_usage_days", "2w"),
+        ] {
             let error = open(&format!("{place}?{option}={value}")).await.unwrap_err().to_string();
             assert_eq!(error, format!("{option} is `{value}`, expected 1..=36500 or forever"), "{place}");
         }

@@ -13,13 +13,16 @@ const DAY: Duration = Duration::from_secs(86_400);
 /// The maximum retention in days, unless it is unlimited. The minimum is [`HOUR`].
 const DAYS_MAX: u64 = 36_500;
 /// The options of an address.
-pub(crate) const OPTIONS: &str = "hourly_usage_days, daily_usage_days, monthly_usage_days and audit_days";
+pub(crate) const OPTIONS: &str =
+    "minutely_usage_days, hourly_usage_days, daily_usage_days, monthly_usage_days and audit_days";
 
 /// How long usage and audit entries are kept, from an hour to 36,500 days; `None` is forever.
 ///
 /// Older data is deleted incrementally, by later writes and by [`sweep`](crate::Store::sweep).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retention {
+    /// Usage by the minute; a day by default.
+    pub minutes: Option<Duration>,
     /// Usage by the hour; 62 days by default.
     pub hours: Option<Duration>,
     /// Usage by the day; 800 days by default.
@@ -32,7 +35,7 @@ pub struct Retention {
 
 impl Default for Retention {
     fn default() -> Self {
-        Self { hours: Some(62 * DAY), days: Some(800 * DAY), months: None, audit: None }
+        Self { minutes: Some(DAY), hours: Some(62 * DAY), days: Some(800 * DAY), months: None, audit: None }
     }
 }
 
@@ -41,6 +44,7 @@ impl Retention {
     /// retention option.
     pub(crate) fn set(&mut self, option: &str, value: &str) -> Result<bool, StoreError> {
         let kept = match option {
+            "minutely_usage_days" => &mut self.minutes,
             "hourly_usage_days" => &mut self.hours,
             "daily_usage_days" => &mut self.days,
             "monthly_usage_days" => &mut self.months,
@@ -61,8 +65,9 @@ impl Retention {
 
     /// Checks the bounds.
     pub(crate) fn check(&self) -> Result<(), StoreError> {
-        let Self { hours, days, months, audit } = *self;
-        for (field, kept) in [("hours", hours), ("days", days), ("months", months), ("audit", audit)] {
+        let Self { minutes, hours, days, months, audit } = *self;
+        let usage = [("minutes", minutes), ("hours", hours), ("days", days), ("months", months)];
+        for (field, kept) in usage.into_iter().chain([("audit", audit)]) {
             if let Some(kept) = kept.filter(|kept| *kept < HOUR || kept.as_secs() > DAYS_MAX * DAY.as_secs())
             {
                 let what = format!("retention.{field} is {kept:?}, outside 1 hour..={DAYS_MAX} days");
@@ -74,9 +79,18 @@ impl Retention {
 
     /// For each window with a retention: lines whose window ended before this time are too old at `now`.
     pub(crate) fn usage_before(&self, now: Stamp) -> impl Iterator<Item = (Window, Stamp)> {
-        let kept = [self.hours, self.days, self.months];
-        let windows = Window::ALL.into_iter().zip(kept);
-        windows.filter_map(move |(window, kept)| Some((window, before(now, kept)?)))
+        let kept = Window::ALL.map(|window| (window, self.of_usage(window)));
+        kept.into_iter().filter_map(move |(window, kept)| Some((window, before(now, kept)?)))
+    }
+
+    /// How long usage of a window is kept.
+    pub(crate) const fn of_usage(&self, window: Window) -> Option<Duration> {
+        match window {
+            Window::Minute => self.minutes,
+            Window::Hour => self.hours,
+            Window::Day => self.days,
+            Window::Month => self.months,
+        }
     }
 
     /// Audit entries made before this time are too old at `now`.

@@ -23,6 +23,7 @@ use crate::throttle::{Inner, Throttle};
 
 mod attempt;
 mod error;
+mod remote;
 
 pub use attempt::Attempt;
 pub(crate) use attempt::Spend;

@@ -6,13 +6,13 @@ mod chart;
 mod svg;
 mod text;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, IsTerminal as _};
 use std::path::{Path, PathBuf};
 
-use tidegate::{EntityId, LimitLine, LimitName, Paging, ResourceName, Subject, Usage, UsageOf, UsageQuery};
+use tidegate::{Balance, EntityId, LimitName, Paging, ResourceName, Usage, UsageOf, UsageQuery};
 
 use crate::backend::Backend;
 use crate::codec;
@@ -168,19 +168,23 @@ async fn read(backend: &impl Backend, query: &UsageQuery) -> Result<Vec<Usage>, 
 /// Reads the current limits of what is drawn, and the units that they refill in a window.
 async fn read_limits(backend: &impl Backend, chart: &mut Chart) -> Result<(), Failure> {
     let subjects = chart.all_series().into_iter().filter_map(|series| series.subject.clone());
-    let mut known: BTreeMap<Subject, Vec<LimitLine>> = BTreeMap::new();
+    let mut known: Vec<Balance> = Vec::new();
     for subject in subjects.collect::<BTreeSet<_>>() {
-        let lines = backend.balances(&subject).await?;
-        known.insert(subject, lines);
+        match (subject.one_entity(), subject.one_resource()) {
+            (Some(_), Some(_)) => {
+                known.extend(backend.balances(&subject).await?.into_iter().map(|line| line.balance));
+            }
+            (Some(entity), None) => known.extend(backend.balances_of_entity(entity).await?),
+            // A pool of all entities is also read with each of them.
+            (None, _) => {}
+        }
     }
     let refills = |panel: &Panel| {
-        let subjects = panel.series.iter().filter_map(|series| series.subject.as_ref());
-        let own = subjects.flat_map(|subject| {
-            let lines = known.get(subject).into_iter().flatten();
-            lines.filter(move |line| line.balance.subject == *subject)
-        });
-        let of_panel = own.filter(|line| line.balance.limit.as_str() == panel.limit);
-        of_panel.map(|line| chart.refill(&line.balance)).collect::<BTreeSet<_>>()
+        let is_drawn = |balance: &&Balance| {
+            let mut subjects = panel.series.iter().filter_map(|series| series.subject.as_ref());
+            balance.limit.as_str() == panel.limit && subjects.any(|subject| *subject == balance.subject)
+        };
+        known.iter().filter(is_drawn).map(|balance| chart.refill(balance)).collect::<BTreeSet<_>>()
     };
     let refills: Vec<_> = chart.panels.iter().map(refills).collect();
     for (panel, refills) in chart.panels.iter_mut().zip(refills) {

@@ -210,6 +210,7 @@ fn nice(most: u64) -> u64 {
 /// The windows that are labelled: the finest round interval with at most [`TICKS_MAX`] labels.
 fn ticks(starts: &[Stamp], window: Window) -> Vec<(usize, Stamp)> {
     let (seconds, steps): (u64, &[u64]) = match window {
+        Window::Minute => (60, &[1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1_440, 10_080]),
         Window::Hour => (3_600, &[1, 2, 3, 6, 12, 24, 48, 96, 168, 336, 672, 1_344]),
         Window::Day => (86_400, &[1, 2, 4, 7, 14, 28, 56, 112, 364, 1_092]),
         Window::Month => (0, &[1, 2, 3, 6, 12, 24, 60, 120]),
@@ -235,7 +236,7 @@ fn label(start: Stamp, window: Window) -> (String, String) {
     let text = start.to_string();
     let part = |range: std::ops::Range<usize>| text.get(range).unwrap_or_default().to_owned();
     match window {
-        Window::Hour => (part(11..16), part(0..10)),
+        Window::Minute | Window::Hour => (part(11..16), part(0..10)),
         Window::Day => (part(5..10), part(0..4)),
         Window::Month => (part(5..7), part(0..4)),
     }

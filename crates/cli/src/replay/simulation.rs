@@ -99,8 +99,13 @@ impl Simulation {
     ) -> Result<Self, Failure> {
         let clock = ManualWall::new(Stamp::ZERO);
         // Usage is never read, so it is kept for the minimum time.
-        let retention =
-            Retention { hours: Some(HOUR), days: Some(HOUR), months: Some(HOUR), audit: Some(HOUR) };
+        let retention = Retention {
+            minutes: Some(HOUR),
+            hours: Some(HOUR),
+            days: Some(HOUR),
+            months: Some(HOUR),
+            audit: Some(HOUR),
+        };
         let store = Memory::with(MemoryOptions::new().clock(clock.clone()).retention(retention))?;
         let limiter = Limiter::over(Arc::new(store.clone())).build();
         let limiter = limiter.map_err(|error| Failure::failed(error.to_string()))?;

@@ -13,15 +13,16 @@ use tidegate::Limiter;
 use tidegate::store::Store;
 use tidegate_lab::Scenario;
 use tidegate_proxy::{HttpService, ListenBounds, Mock, MockOptions, Profiles, Tenants, serve};
-use tidegate_server::StoreTokenCache;
+use tidegate_server::{StoreTokenCache, Tls};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio::time::{interval, timeout};
 
 use crate::args::SharedArgs;
 use crate::child;
 use crate::codec;
-use crate::config::{LogForm, LogLevel};
+use crate::config::{LogForm, LogLevel, TlsSettings};
 use crate::default_paths::{OpenStore, WriteMode, open_store};
 use crate::failure::{Exit, Failure};
 use crate::output::{Format, Output};
@@ -29,7 +30,7 @@ use crate::parse;
 use crate::proxy::{ProxySettings, check_exposure, read_profiles};
 use crate::signals::Signals;
 use crate::verbs::lab::read_scenarios;
-use crate::verbs::serve::log;
+use crate::verbs::serve::{log, tls};
 
 /// The default listen address of the proxy.
 pub(crate) const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8709);
@@ -95,6 +96,15 @@ pub(crate) struct ProxyArgs {
     /// Let other machines connect without TLS: tokens cross the network in plain text
     #[arg(long)]
     without_tls: bool,
+    /// Use TLS with this certificate chain, a PEM file; SIGHUP and changes of the files reload them
+    #[arg(long, value_name = "FILE", env = "TIDEGATE_TLS_CERT", hide_env_values = true)]
+    tls_cert: Option<PathBuf>,
+    /// The key of that certificate, a PEM file
+    #[arg(long, value_name = "FILE", env = "TIDEGATE_TLS_KEY", hide_env_values = true)]
+    tls_key: Option<PathBuf>,
+    /// Accept only clients whose certificate is signed by one in this PEM file
+    #[arg(long, value_name = "FILE", env = "TIDEGATE_TLS_CLIENT_CA", hide_env_values = true)]
+    tls_client_ca: Option<PathBuf>,
 }
 
 /// Arguments of `mock`.
@@ -149,7 +159,8 @@ fn key(text: &str) -> Result<(String, String), String> {
 /// Runs a proxy until a signal stops it.
 pub(crate) async fn run(args: ProxyArgs, shared: SharedArgs, format: Format) -> Result<Output, Failure> {
     let listen = args.listen.unwrap_or(LISTEN);
-    check_exposure(listen, args.without_tls)?;
+    let tls = TlsSettings::of_flags(args.tls_cert, args.tls_key, args.tls_client_ca)?.map(tls).transpose()?;
+    check_exposure(listen, tls.is_some(), args.without_tls)?;
     let settings = ProxySettings {
         upstreams: args.upstreams,
         keys: args.key.into_iter().collect(),
@@ -167,7 +178,7 @@ pub(crate) async fn run(args: ProxyArgs, shared: SharedArgs, format: Format) -> 
     let proxy = settings.build(listen, tenants)?;
     log(LogForm::Text, LogLevel::Info);
     let sweep = opened.as_ref().map(|opened| tokio::spawn(sweep(Arc::clone(&opened.store))));
-    let ended = until_signal(listen, proxy.clone(), || proxy.close(), format).await;
+    let ended = until_signal(listen, tls, proxy.clone(), || proxy.close(), format).await;
     if let Some(limiter) = limiter {
         drain(&limiter).await;
     }
@@ -232,7 +243,7 @@ pub(crate) async fn run_mock(args: MockArgs, format: Format) -> Result<Output, F
     options.cut_every = args.cut_every;
     options.scenario = args.scenario.map(|name| scenario(&name, args.scenario_file.as_ref())).transpose()?;
     let mock = Mock::new(Arc::clone(profile), options).map_err(|error| Failure::usage(error.to_string()))?;
-    until_signal(args.listen.unwrap_or(MOCK_LISTEN), mock, || {}, format).await
+    until_signal(args.listen.unwrap_or(MOCK_LISTEN), None, mock, || {}, format).await
 }
 
 fn scenario(name: &str, file: Option<&PathBuf>) -> Result<Scenario, Failure> {
@@ -258,13 +269,14 @@ pub(crate) async fn bind(listen: SocketAddr) -> Result<(TcpListener, SocketAddr)
 /// once.
 async fn until_signal(
     listen: SocketAddr,
+    tls: Option<Tls>,
     service: impl HttpService,
     stop: impl Fn(),
     format: Format,
 ) -> Result<Output, Failure> {
     let mut signals = Signals::install()?;
     let (listener, addr) = bind(listen).await?;
-    let url = format!("http://{addr}");
+    let url = format!("{}://{addr}", if tls.is_some() { "https" } else { "http" });
     let text = match format {
         Format::Json => codec::listening(&url).to_string() + "\n",
         Format::Text { .. } => format!("ready  {url}\n"),
@@ -276,11 +288,13 @@ async fn until_signal(
     }
     let (stopper, mut signal) = watch::channel(false);
     let until = async move { drop(signal.wait_for(|is_stopped| *is_stopped).await) };
-    let running = serve(listener, service, ListenBounds::default(), until);
+    let watched = tls.clone().map(|tls| tokio::spawn(tls.watch_files()));
+    let running = serve(listener, service, tls.clone(), ListenBounds::default(), until);
     tokio::pin!(running);
     loop {
         tokio::select! {
             is_drained = &mut running => {
+                watched.iter().for_each(JoinHandle::abort);
                 return if is_drained {
                     Ok(Output::silent(Exit::Done))
                 } else {
@@ -288,6 +302,10 @@ async fn until_signal(
                 };
             }
             signal = signals.next() => {
+                if let (true, Some(tls)) = (signal.is_hangup(), tls.clone()) {
+                    // Errors are logged, and the previous certificate stays in use.
+                    tokio::spawn(async move { drop(tls.reload().await) });
+                }
                 if !signal.is_stop() {
                     continue;
                 }

@@ -144,7 +144,7 @@ pub(crate) async fn run(args: ServeArgs, shared: SharedArgs, format: Format) -> 
         url: format!("{scheme}://{}", server.local_addr()),
         metrics: server.metrics_addr().map(|address| format!("http://{address}/metrics")),
         envoy: server.envoy_addr().map(|address| address.to_string()),
-        proxy: proxy.as_ref().map(|(_, address)| format!("http://{address}")),
+        proxy: proxy.as_ref().map(|(_, address)| format!("{scheme}://{address}")),
     };
     let manifest = serving.manifest.as_deref().map(|file| ManifestFile::new(file, &opened, &serving));
     let manifest = manifest.transpose()?.map(Arc::new);
@@ -164,7 +164,7 @@ pub(crate) async fn run(args: ServeArgs, shared: SharedArgs, format: Format) -> 
     ready(format, &addresses, &opened, token.as_ref());
     let (stopper, shutdown) = Shutdown::new();
     let shared_limiter = state.limiter().clone();
-    let proxy = proxy.map(|(listener, proxy)| RunningProxy::start(listener, proxy, serving.bounds));
+    let proxy = proxy.map(|bound| RunningProxy::start(bound, tls.clone(), serving.bounds));
     let running = server.run(state, shutdown);
     tokio::pin!(running);
     let mut last = None;
@@ -220,7 +220,7 @@ async fn check(
 
 async fn bind_proxy(serving: &Serving) -> Result<Option<(TcpListener, SocketAddr)>, Failure> {
     let Some((listen, _)) = &serving.proxy else { return Ok(None) };
-    check_exposure(*listen, serving.without_tls)?;
+    check_exposure(*listen, serving.tls.is_some(), serving.without_tls)?;
     bind(*listen).await.map(Some)
 }
 
@@ -245,13 +245,13 @@ struct RunningProxy {
 }
 
 impl RunningProxy {
-    fn start(listener: TcpListener, proxy: Proxy, of: Bounds) -> Self {
+    fn start((listener, proxy): (TcpListener, Proxy), tls: Option<Tls>, of: Bounds) -> Self {
         let (stopper, mut signal) = watch::channel(false);
         let mut bounds = ListenBounds::default();
         bounds.connections_max = of.connections_max;
         bounds.drain_time = of.drain_time;
         let until = async move { drop(signal.wait_for(|is_stopped| *is_stopped).await) };
-        let running = tokio::spawn(serve(listener, proxy.clone(), bounds, until));
+        let running = tokio::spawn(serve(listener, proxy.clone(), tls, bounds, until));
         Self { proxy, stopper, running }
     }
 
@@ -312,7 +312,8 @@ fn is_on_terminal() -> bool {
     io::stdin().is_terminal() || io::stdout().is_terminal() || io::stderr().is_terminal()
 }
 
-fn tls(settings: TlsSettings) -> Result<Tls, Failure> {
+/// Loads the TLS files.
+pub(crate) fn tls(settings: TlsSettings) -> Result<Tls, Failure> {
     let TlsSettings { cert, key, client_ca, clients } = settings;
     let options = TlsOptions::new(cert, key);
     let options = client_ca.into_iter().fold(options, TlsOptions::client_ca);

@@ -64,6 +64,7 @@ pub(crate) struct QueryArgs {
 /// The length of a window.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum WindowArg {
+    Minute,
     Hour,
     Day,
     Month,
@@ -81,6 +82,7 @@ impl QueryArgs {
             }
         };
         let window = match self.window {
+            WindowArg::Minute => Window::Minute,
             WindowArg::Hour => Window::Hour,
             WindowArg::Day => Window::Day,
             WindowArg::Month => Window::Month,

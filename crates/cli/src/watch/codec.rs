@@ -21,6 +21,10 @@ pub(crate) fn update(update: &Update, at: Stamp) -> Vec<Json> {
         Update::Totals(totals) => vec![line("totals", of_totals(totals))],
         Update::Silent { why } => vec![line("silent", json!({ "why": why }))],
         Update::Unknown { count } => vec![line("unknown", json!({ "count": count }))],
+        Update::Busiest(busiest) => {
+            let grants = |(subject, granted): &(Subject, u64)| json!({ "entity": subject.entity.as_str(), "resource": subject.resource.as_str(), "granted": granted });
+            vec![line("busiest", json!({ "subjects": busiest.iter().map(grants).collect::<Vec<_>>() }))]
+        }
         Update::Upstreams(upstreams) => vec![line("upstreams", codec::upstreams(upstreams))],
         Update::HasMore { has_more } => vec![line("looked", json!({ "has_more": has_more }))],
         Update::Store(health) => vec![line("store", of_health(health))],

@@ -46,6 +46,8 @@ pub(crate) enum Update {
     Levels { subject: Subject, levels: Vec<Level> },
     /// The result of a scan of a store, and whether there is more.
     Scan { subjects: Vec<(Subject, Vec<Level>)>, has_more: bool },
+    /// The subjects of a server with the most grants, and their number.
+    Busiest(Vec<(Subject, u64)>),
     /// The upstreams of a server, the busiest first.
     Upstreams(Vec<UpstreamState>),
     /// Whether the watched entity has more subjects than are sent.
@@ -231,6 +233,7 @@ impl Model {
                 self.live.has_gaps = true;
                 self.live.news = Some((now, format!("{count} unknown events from a newer server")));
             }
+            Update::Busiest(busiest) => self.live.subjects.set_granted(&busiest),
             Update::Upstreams(upstreams) => self.live.upstreams = upstreams,
             Update::HasMore { has_more } => self.live.has_more = has_more,
             Update::Levels { subject, levels } => {
@@ -250,7 +253,13 @@ impl Model {
             (Mode::Filter, key) => self.edit(key),
             (Mode::Table, Key::Letter('?')) => self.mode = Mode::Help,
             (Mode::Table, Key::Letter('/')) => self.mode = Mode::Filter,
-            (Mode::Table, Key::Letter('s')) => self.sort = self.sort.next(),
+            (Mode::Table, Key::Letter('s')) => {
+                self.sort = self.sort.next();
+                // A store counts no grants.
+                if (self.kind, self.sort) == (Kind::Store, Sort::Granted) {
+                    self.sort = self.sort.next();
+                }
+            }
             (Mode::Table, Key::Letter('p' | ' ')) => {
                 self.frozen = match self.frozen.take() {
                     None => Some(Box::new((self.live.clone(), now))),

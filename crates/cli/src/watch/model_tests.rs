@@ -206,7 +206,7 @@ fn every_key_has_its_documented_effect() {
     model.key(Key::Letter('/'), at(1));
     assert_eq!(model.key(Key::Interrupt, at(1)), Flow::Quit, "in every mode");
     model.key(Key::Escape, at(1));
-    for sort in [Sort::Speed, Sort::Last, Sort::Name, Sort::Count] {
+    for sort in [Sort::Speed, Sort::Last, Sort::Name, Sort::Granted, Sort::Count] {
         model.key(Key::Letter('s'), at(1));
         assert_eq!(model.sort, sort);
     }

@@ -229,6 +229,15 @@ async fn poll_counters(
         // Only now: a server that accepts connections but does not respond is not up.
         send(sender, Update::Up).await?;
         send(sender, Update::Totals(totals(&snapshot))).await?;
+        let busiest = snapshot.busiest.into_iter();
+        let busiest =
+            busiest.filter(|grants| focus.entity.as_ref().is_none_or(|wanted| grants.entity.0 == *wanted));
+        let busiest: Vec<(Subject, u64)> = busiest
+            .map(|grants| (Subject { entity: grants.entity.0, resource: grants.resource.0 }, grants.granted))
+            .collect();
+        if !busiest.is_empty() {
+            send(sender, Update::Busiest(busiest)).await?;
+        }
         // Older servers have none.
         if let Ok(mut listed) = server.client().upstreams().await {
             listed.upstreams.truncate(UPSTREAMS_MAX);

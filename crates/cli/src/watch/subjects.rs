@@ -27,6 +27,8 @@ pub(crate) struct Row {
     pub(crate) limit: String,
     /// Refusals, or units for a store.
     pub(crate) count: u64,
+    /// Grants of a server.
+    pub(crate) granted: u64,
     pub(crate) rates: Rates,
     /// The time of the last count.
     pub(crate) last: Option<Stamp>,
@@ -98,6 +100,7 @@ pub(crate) enum Sort {
     Speed,
     Last,
     Name,
+    Granted,
 }
 
 impl Sort {
@@ -106,7 +109,8 @@ impl Sort {
             Self::Count => Self::Speed,
             Self::Speed => Self::Last,
             Self::Last => Self::Name,
-            Self::Name => Self::Count,
+            Self::Name => Self::Granted,
+            Self::Granted => Self::Count,
         }
     }
 }
@@ -146,6 +150,16 @@ impl Subjects {
         row.retry = retry;
     }
 
+    /// Sets how often subjects were granted.
+    pub(crate) fn set_granted(&mut self, busiest: &[(Subject, u64)]) {
+        for (subject, granted) in busiest {
+            // Rows with refusals are not evicted for others.
+            if self.rows.contains_key(subject) || self.rows.len() < self.rows_max {
+                self.row(subject).granted = *granted;
+            }
+        }
+    }
+
     /// Sets the levels of a subject. Returns the units taken since the last call.
     pub(crate) fn set_levels(&mut self, subject: &Subject, mut levels: Vec<Level>) -> u64 {
         levels.truncate(LEVELS_MAX);
@@ -182,10 +196,12 @@ impl Subjects {
         // Cached keys: each comparison would otherwise sum the rates again.
         rows.sort_by_cached_key(|row| {
             let by = match sort {
-                Sort::Count => (row.count, None),
-                Sort::Speed => (row.rates.recent(now), None),
-                Sort::Last => (0, row.last),
-                Sort::Name => (0, None),
+                // Among rows without refusals, the busiest is first.
+                Sort::Count => (row.count, None, row.granted),
+                Sort::Granted => (row.granted, None, row.count),
+                Sort::Speed => (row.rates.recent(now), None, 0),
+                Sort::Last => (0, row.last, 0),
+                Sort::Name => (0, None, 0),
             };
             (Reverse(by), &row.subject)
         });
@@ -212,6 +228,7 @@ impl Subjects {
             resource,
             limit: String::new(),
             count: 0,
+            granted: 0,
             rates: Rates::new(SECONDS),
             last: None,
             retry: Retry::Unknown,

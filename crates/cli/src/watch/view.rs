@@ -173,7 +173,8 @@ fn title(rows: usize, model: &Model, width: u16) -> String {
     let data = model.data();
     let by = match (model.sort, model.kind) {
         (Sort::Count, Kind::Server) => "refusals",
-        (Sort::Count, Kind::Store) => "units",
+        (Sort::Count | Sort::Granted, Kind::Store) => "units",
+        (Sort::Granted, Kind::Server) => "grants",
         (Sort::Speed, _) => "speed",
         (Sort::Last, _) => "last",
         (Sort::Name, _) => "name",
@@ -192,7 +193,7 @@ fn title(rows: usize, model: &Model, width: u16) -> String {
         missed => format!(", {} missed", format::number(missed)),
     };
     let what = match model.kind {
-        Kind::Server => "limited",
+        Kind::Server => "users",
         Kind::Store => "subjects",
     };
     format!(" {what}: {rows}{of}{filter}{more}{missed}{left}, by {by} ")
@@ -213,14 +214,14 @@ fn draw_table(
         let text = match (model.kind, &model.link) {
             (_, Link::Connecting) => "",
             _ if !model.filter.is_empty() => "No name matches the filter.",
-            (Kind::Server, _) => "No refusals since the start.",
+            (Kind::Server, _) => "No grants and no refusals since the start.",
             (Kind::Store, _) => "The store has no entities: choose one, tidegate watch ENTITY.",
         };
         return frame.render_widget(Paragraph::new(text).block(block), area);
     }
     let is_wide = area.width >= WIDE;
     let (at, counted_at) = (model.shown_at(now), model.rows_at(now));
-    let count = if model.kind == Kind::Server { "REFUSED" } else { "UNITS" };
+    let (count, count_of) = count_column(model);
     let (headings, widths): (Vec<_>, Vec<_>) = if is_wide {
         (
             vec!["ENTITY", "RESOURCE", "LIMIT", count, "/S", "RETRY IN", "LAST"],
@@ -242,7 +243,7 @@ fn draw_table(
     };
     let right = |text: String| Cell::new(Line::raw(text).alignment(Alignment::Right));
     let row = |row: &&Row| {
-        let (name, count) = ([row.entity.clone(), row.resource.clone()], format::number(row.count));
+        let (name, count) = ([row.entity.clone(), row.resource.clone()], format::number(count_of(row)));
         let [entity, resource] = name.map(Cell::new);
         let cells = if is_wide {
             let last = row.last.map(|last| age(at.since(last))).unwrap_or_default();
@@ -273,6 +274,15 @@ fn draw_table(
         .highlight_spacing(HighlightSpacing::Always)
         .block(block);
     frame.render_stateful_widget(table, area, &mut TableState::new().with_selected(selected));
+}
+
+/// The heading of the count, and what it shows.
+fn count_column(model: &Model) -> (&'static str, fn(&Row) -> u64) {
+    match (model.kind, model.sort) {
+        (Kind::Server, Sort::Granted) => ("GRANTED", |row| row.granted),
+        (Kind::Server, _) => ("REFUSED", |row| row.count),
+        (Kind::Store, _) => ("UNITS", |row| row.count),
+    }
 }
 
 /// Time until a retry may succeed; empty if that is now.
@@ -443,13 +453,13 @@ fn draw_footer(frame: &mut Frame<'_>, area: Rect, model: &Model) {
 fn draw_help(frame: &mut Frame<'_>, area: Rect, kind: Kind) {
     let source = match kind {
         Kind::Server => {
-            "Rates come from the server's counters, rows from\nits events. Levels are those of the row with >."
+            "Rates come from the server's counters, rows from\nits events and its busiest. Levels are those of >."
         }
         Kind::Store => "A store has levels, but no decisions: units are\nthose taken between two scans.",
     };
     let text = format!(
         "/      filter rows by name\n\
-         s      sort: count, speed, last, name\n\
+         s      sort: count, speed, last, name, grants\n\
          p      pause or resume the display\n\
          ↑ ↓    select a row (or k j, PgUp PgDn, Home End)\n\
          q      quit (or Esc, Ctrl-C); Esc clears a filter\n\n{source}\n\nAny key closes this."

@@ -101,6 +101,27 @@ fn upstreams_are_shown_with_rate_and_reason() {
 }
 
 #[test]
+fn busiest_subjects_are_listed_after_refused_ones() {
+    let mut model = busy();
+    let busiest = vec![(subject("calm", "gpt-4"), 1_200), (subject("acme", "gpt-4"), 40)];
+    model.apply(Update::Busiest(busiest), at(6));
+    let table = |model: &Model| -> Vec<String> {
+        let words =
+            |line: String| line.trim_matches(['│', '>', ' ']).split_whitespace().map(str::to_owned).collect();
+        let lines = screen(model, at(6), (80, 24)).into_iter().map(words);
+        let lines = lines.filter(|words: &Vec<String>| words.iter().any(|word| word == "gpt-4"));
+        lines.filter_map(|words| words.first().cloned()).collect()
+    };
+    assert_eq!(table(&model), ["acme", "evil-company", "calm"]);
+    for _ in 0..4 {
+        model.key(Key::Letter('s'), at(6));
+    }
+    let lines = screen(&model, at(6), (80, 24));
+    assert!(lines[6].contains(" users: 4, by grants ") && lines[7].contains(" GRANTED "), "{lines:#?}");
+    assert!(lines[8].contains("> calm") && lines[8].contains(" 1,200 "), "{lines:#?}");
+}
+
+#[test]
 fn lost_server_with_a_filter_and_a_pause() {
     let mut model = busy();
     for key in [Key::Letter('s'), Key::Letter('/'), Key::Letter('i'), Key::Enter, Key::Down] {
@@ -120,14 +141,14 @@ fn title_shows_missed_events_and_scope_of_curves() {
     let lines = screen(&model, at(1), (80, 24));
     assert!(lines[0].starts_with("tidegate watch acme http://h:1/ "), "{}", lines[0]);
     assert!(lines[1].contains(" decisions/s (all) 0 ") && lines[1].contains(" refusals/s (all) 0 "));
-    assert!(lines[6].contains(" limited: 0, by refusals "), "{}", lines[6]);
+    assert!(lines[6].contains(" users: 0, by refusals "), "{}", lines[6]);
     model.apply(Update::Lost { why: "no".to_owned() }, at(2));
     model.apply(Update::Up, at(3));
     let line = screen(&model, at(3), (80, 24)).swap_remove(6);
-    assert!(line.contains(" limited: 0, with gaps, by refusals "), "{line}");
+    assert!(line.contains(" users: 0, with gaps, by refusals "), "{line}");
     model.apply(Update::Event(Event::Lagged { dropped: 1_200 }), at(3));
     let line = screen(&model, at(3), (80, 24)).swap_remove(6);
-    assert!(line.contains(" limited: 0, 1,200 missed, by refusals "), "{line}");
+    assert!(line.contains(" users: 0, 1,200 missed, by refusals "), "{line}");
 }
 
 #[test]

@@ -103,7 +103,12 @@ fn total_is_set_shown_and_repaired() {
         assert!(audit.contains("bucket tpm") && audit.contains("30 available"), "{audit}");
         let own = fixture.run("bucket reset c gpt-4 tpm");
         assert_eq!((own.code, own.stdout.as_str()), (2, ""));
-        assert!(own.stderr.contains("`c on gpt-4` has no limit `tpm`"), "{}", own.stderr);
+        assert!(
+            own.stderr
+                .contains("the limit `tpm` of `c on gpt-4` is pooled: its bucket is the one across entities"),
+            "{}",
+            own.stderr
+        );
         let many = fixture.run("bucket set c gpt-4 tpm=101 --across entities");
         assert!(
             many.stderr.contains("101 units available in `tpm`, more than its burst of 100"),

@@ -25,6 +25,8 @@ mod fetch_errors;
 mod fetch_kill;
 #[cfg(feature = "fetch")]
 mod fetch_polite;
+#[cfg(feature = "dynamodb")]
+mod import;
 mod kill;
 mod lab;
 mod limits;
@@ -52,5 +54,6 @@ mod tour_dynamodb;
 mod tour_postgres;
 #[cfg(feature = "redis")]
 mod tour_redis;
+mod upstream;
 #[cfg(feature = "watch")]
 mod watch;

@@ -42,6 +42,22 @@ fn usage_is_plotted_per_limit_and_user() {
     assert_eq!((told.as_str(), file.exists()), ("no usage: nothing was written\n", false));
 }
 
+/// It was an error: the name of a pool is reserved.
+#[test]
+fn usage_of_pools_is_plotted_with_its_limit() {
+    let fixture = Fixture::new();
+    fixture.ok("limits set entity acme usd:10/day,across=resources");
+    fixture.ok("limits set resource gpt-4 tpm:1M/day,across=entities");
+    fixture.ok("acquire acme gpt-4 usd=4 tpm=50");
+    for window in ["minute", "day"] {
+        let text = fixture.ok(&format!("usage plot entity acme --window {window}"));
+        assert!(text.contains("\nusd of (all): 4 in total"), "{text}");
+    }
+    let text = fixture.ok("usage plot entity acme --window day");
+    assert!(text.contains("; limit 10\n"), "{text}");
+    assert!(fixture.ok("usage plot resource gpt-4 --window day").contains("\ntpm of (all): 50 in total"));
+}
+
 #[test]
 fn usage_is_plotted_as_svg_and_json() {
     let fixture = used();

@@ -25,7 +25,7 @@ fn postgres_schema_is_created_checked_and_upgraded() {
     skip_without!(POSTGRES);
     let (server, schema) = (address(POSTGRES), unique("life"));
     let url = format!("{server}?schema={schema}");
-    let lifecycle = Lifecycle { fixture: Fixture::new(), url, wanted: 5, older: Older::Upgraded };
+    let lifecycle = Lifecycle { fixture: Fixture::new(), url, wanted: 6, older: Older::Upgraded };
     lifecycle.walk(|| {
         let undo = format!(
             "ALTER TABLE \"{schema}\".versions DROP COLUMN at; DELETE FROM \"{schema}\".versions WHERE version > 1;
@@ -44,7 +44,7 @@ fn postgres_schema_is_created_checked_and_upgraded() {
         let run = lifecycle.run(line);
         assert_eq!((run.code, run.stdout.as_str()), (1, ""), "{line}: {run:?}");
         assert!(
-            run.stderr.ends_with(" has schema version 99, newer than 5: use a newer tidegate\n"),
+            run.stderr.ends_with(" has schema version 99, newer than 6: use a newer tidegate\n"),
             "{run:?}"
         );
     }

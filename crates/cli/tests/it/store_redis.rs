@@ -25,7 +25,7 @@ fn redis_namespace_is_created_checked_and_upgraded() {
     skip_without!(REDIS);
     let (server, name) = (address(REDIS), unique("life"));
     let url = format!("{server}?namespace={name}&timeout_ms=30000");
-    let lifecycle = Lifecycle { fixture: Fixture::new(), url, wanted: 3, older: Older::Refused };
+    let lifecycle = Lifecycle { fixture: Fixture::new(), url, wanted: 4, older: Older::Refused };
     lifecycle.walk(|| {
         send(&server, &format!("HSET tidegate:{{{name}}}:meta schema 1"));
         send(&server, &format!("SREM tidegate:namespaces {name}"));
@@ -46,7 +46,7 @@ fn redis_namespace_is_created_checked_and_upgraded() {
         let run = lifecycle.run(line);
         assert_eq!((run.code, run.stdout.as_str()), (1, ""), "{line}: {run:?}");
         assert!(
-            run.stderr.ends_with(" has schema version 99, newer than 3: use a newer tidegate\n"),
+            run.stderr.ends_with(" has schema version 99, newer than 4: use a newer tidegate\n"),
             "{run:?}"
         );
     }

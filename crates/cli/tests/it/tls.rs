@@ -140,6 +140,40 @@ fn sighup_reloads_files_and_ignores_invalid_ones() {
     assert!(log.contains("reloaded the TLS files"), "{log}");
 }
 
+/// The server's client asks the proxy: it gets an answer if it trusts the certificate.
+#[test]
+fn proxy_reloads_its_certificate_on_sighup() {
+    let (fixture, old, new) = (Fixture::new(), Authority::new("old"), Authority::new("new"));
+    let folder = fixture.path("");
+    let (cert, key) = old.server().write(&folder, "server");
+    let [old_ca, new_ca] = [("old.pem", &old), ("new.pem", &new)].map(|(name, authority)| {
+        fs::write(fixture.path(name), authority.pem()).unwrap();
+        typed(&fixture.path(name))
+    });
+    let [cert, key] = [&cert, &key].map(|file| typed(file));
+    let line =
+        ["proxy", "a=http://127.0.0.1:1", "--listen", "127.0.0.1:0", "--tls-cert", &cert, "--tls-key", &key];
+    let proxy = TestServer::start(fixture.command(&line).env_remove("TIDEGATE_STORE"));
+    assert!(proxy.url().starts_with("https://"));
+    let is_trusted = |ca: &str| {
+        let run = ask(&fixture, &proxy, &["--ca", ca], &["status"]);
+        assert_eq!(
+            run.stderr.contains("is not trusted"),
+            !run.stderr.contains("the name of an upstream"),
+            "{}",
+            run.stderr
+        );
+        !run.stderr.contains("is not trusted")
+    };
+    assert!(is_trusted(&old_ca) && !is_trusted(&new_ca));
+    new.server().write(&folder, "server");
+    proxy.send(Signal::HUP);
+    wait_until("it is reloaded", || is_trusted(&new_ca));
+    assert!(!is_trusted(&old_ca));
+    let log = proxy.stop().stderr;
+    assert!(log.contains("reloaded the TLS files"), "{log}");
+}
+
 #[test]
 fn invalid_tls_setup_is_one_sentence() {
     let (fixture, authority) = (Fixture::new(), Authority::new("ours"));

@@ -69,13 +69,13 @@ fn table_filters_sorts_and_pauses_at_any_size() {
     terminal.press(&["/"]);
     terminal.press(&["z", "e", "Enter"]);
     terminal.until("one of the two", |screen| {
-        screen.contains("limited: 1 of 2 with `ze`") && row(screen, "acme").is_none()
+        screen.contains("users: 1 of 2 with `ze`") && row(screen, "acme").is_none()
     });
     terminal.press(&["/", "Escape"]);
-    terminal.until("both again", |screen| screen.contains("limited: 2, by refusals"));
+    terminal.until("both again", |screen| screen.contains("users: 2, by refusals"));
     terminal.press(&["s"]);
     terminal.until("another order", |screen| screen.contains(", by speed"));
-    terminal.press(&["s", "s", "s", "j"]);
+    terminal.press(&["s", "s", "s", "s", "j"]);
     terminal.until("the second row", |screen| screen.contains("levels of zeta on build"));
 
     terminal.press(&["p"]);
@@ -85,7 +85,7 @@ fn table_filters_sorts_and_pauses_at_any_size() {
     terminal.press(&["s"]);
     let screen = terminal.until("another order", |screen| screen.contains(", by speed"));
     assert!(row(&screen, "late").is_none(), "it is not shown: {screen}");
-    terminal.press(&["s", "s", "s", "p"]);
+    terminal.press(&["s", "s", "s", "s", "p"]);
     terminal.until("events from the pause", |screen| counted(screen, "late", "5"));
 
     terminal.resize((40, 10));

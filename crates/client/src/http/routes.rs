@@ -48,7 +48,7 @@ macro_rules! routes {
             acquire_call(upstream: &ResourceName, request: &AcquireCall) -> CallPermit,
                 json Call::post("/v1/upstreams/{upstream}/acquire", request, Idempotency::No).at(upstream).with_queue_time(request.within);
             /// Reports how a call went. A permit is settled once.
-            settle_call(permit: &LeaseRef, settle: &SettleCall) -> (),
+            settle_call(permit: &LeaseRef, settle: &SettleCall) -> CallSettled,
                 json Call::post("/v1/permits/{permit}/settle", settle, Idempotency::No).at(permit);
             /// Returns the upstreams that were called recently.
             upstreams() -> UpstreamList, json Call::get("/v1/upstreams");

@@ -18,6 +18,7 @@ pub(crate) mod aimd;
 pub(crate) mod auto;
 pub(crate) mod brake;
 pub mod headers;
+pub mod rejection;
 mod send_rate;
 
 use aimd::AimdState;

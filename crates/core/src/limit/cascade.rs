@@ -74,6 +74,16 @@ pub struct Line {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum InvalidCost {
+    /// The limit is pooled, and its bucket was not named so.
+    #[error("the limit `{name}` of `{subject}` is pooled: its bucket is the one across {across}")]
+    Pooled {
+        /// The subject.
+        subject: Subject,
+        /// The limit.
+        name: LimitName,
+        /// What it is pooled across.
+        across: Across,
+    },
     /// No level has such a limit.
     #[error("`{subject}` has no limit `{}`; it has {}", excerpt(name), listed(known))]
     Unknown {

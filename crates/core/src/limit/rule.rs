@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use crate::bucket::{InvalidShape, Shape};
+use crate::bucket::{AMOUNT_MAX, InvalidShape, Shape};
 use crate::limit::name::{Across, InvalidName, LimitName};
 use crate::time::Stamp;
 
@@ -247,6 +247,11 @@ impl Rule {
     /// Whether it was given with a call.
     pub fn is_of_call(&self) -> bool {
         *self.row != *self.name.as_str()
+    }
+
+    /// Whether it limits nothing: its draws are only recorded as usage.
+    pub fn only_records(&self) -> bool {
+        self.is_of_call() && self.shape.amount() == AMOUNT_MAX && self.shape.burst() == AMOUNT_MAX
     }
 
     /// The rate and burst of the bucket.

@@ -1,4 +1,4 @@
-//! Usage: settled units by hour, day and month of the draw.
+//! Usage: settled units by minute, hour, day and month of the draw.
 
 use std::ops::Range;
 
@@ -6,28 +6,32 @@ use crate::calendar;
 use crate::limit::name::{LimitName, Subject};
 use crate::time::Stamp;
 
+const MINUTE: u64 = 60;
 const HOUR: u64 = 3_600;
 const DAY: u64 = 86_400;
 
-/// The length of a usage window.
+/// The length of a usage window. Engines store the number of the variant, so that it never changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Window {
     /// One hour, UTC.
-    Hour,
+    Hour = 0,
     /// One day, UTC.
-    Day,
+    Day = 1,
     /// One calendar month, UTC.
-    Month,
+    Month = 2,
+    /// One minute, UTC.
+    Minute = 3,
 }
 
 impl Window {
     /// All windows, the shortest first.
-    pub const ALL: [Self; 3] = [Self::Hour, Self::Day, Self::Month];
+    pub const ALL: [Self; 4] = [Self::Minute, Self::Hour, Self::Day, Self::Month];
 
     /// The window that contains `at`.
     pub fn around(self, at: Stamp) -> Range<Stamp> {
         let seconds = at.as_micros() / 1_000_000;
         let (start, end) = match self {
+            Self::Minute => (seconds / MINUTE * MINUTE, (seconds / MINUTE + 1) * MINUTE),
             Self::Hour => (seconds / HOUR * HOUR, (seconds / HOUR + 1) * HOUR),
             Self::Day => (seconds / DAY * DAY, (seconds / DAY + 1) * DAY),
             Self::Month => {
@@ -79,9 +83,9 @@ pub struct Usage {
 /// The usage of one limit of one subject, for engines that keep it in memory.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Windows {
-    /// The newest counted hour with its day and month, which nearly all additions go to.
-    newest: [WindowCount; 3],
-    past: [Vec<WindowCount>; 3],
+    /// The newest counted minute with its hour, day and month, which nearly all additions go to.
+    newest: [WindowCount; 4],
+    past: [Vec<WindowCount>; 4],
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -99,18 +103,18 @@ impl WindowCount {
     }
 }
 
-/// The number of hours, days and months retained; the oldest are dropped first.
-const RETAINED: [usize; 3] = [24 * 62, 800, 240];
+/// The number of hours, days, months and minutes retained; the oldest are dropped first.
+const RETAINED: [usize; 4] = [24 * 62, 800, 240, 24 * 60];
 
 impl Windows {
-    /// Adds the usage of a lease drawn at `at` to its hour, day and month.
+    /// Adds the usage of a lease drawn at `at` to its minute, hour, day and month.
     #[inline]
     pub fn add(&mut self, at: Stamp, tally: Tally) {
-        let [hour, day, month] = &mut self.newest;
-        if hour.start <= at && at < hour.end {
-            hour.tally.add(tally);
-            day.tally.add(tally);
-            month.tally.add(tally);
+        let minute = &self.newest[Window::Minute as usize];
+        if minute.start <= at && at < minute.end {
+            for newest in &mut self.newest {
+                newest.tally.add(tally);
+            }
         } else {
             for window in Window::ALL {
                 self.add_to(window, at, tally);
@@ -170,7 +174,7 @@ impl Windows {
         past.drain(..count);
         past.shrink_to_fit();
         if newest.end <= before && newest.is_used() {
-            // Keep the span, so that the newest hour, day and month stay aligned.
+            // Keep the span, so that the newest windows stay aligned.
             newest.tally = Tally::default();
             count += 1;
         }
@@ -197,6 +201,7 @@ mod tests {
             (start.to_string(), end.to_string())
         };
         let expect = |start: &str, end: &str| (start.to_owned(), end.to_owned());
+        assert_eq!(shown(Window::Minute, LEAP), expect("2024-02-29T13:45:00Z", "2024-02-29T13:46:00Z"));
         assert_eq!(shown(Window::Hour, LEAP), expect("2024-02-29T13:00:00Z", "2024-02-29T14:00:00Z"));
         assert_eq!(shown(Window::Day, LEAP), expect("2024-02-29T00:00:00Z", "2024-03-01T00:00:00Z"));
         assert_eq!(shown(Window::Month, LEAP), expect("2024-02-01T00:00:00Z", "2024-03-01T00:00:00Z"));
@@ -240,7 +245,7 @@ mod tests {
         for window in Window::ALL {
             assert!(one.within(window, &all).eq(both.within(window, &all)), "{window:?}");
         }
-        // The three newest windows are aligned, so that a new addition counts in all of them.
+        // The newest windows are aligned, so that a new addition counts in all of them.
         one.add(Stamp::from_secs(1_709_214_310 + 900 * HOUR), tally);
         assert_eq!(one.within(Window::Month, &all).map(|(_, tally)| tally.units).sum::<u64>(), 35);
     }

@@ -59,7 +59,7 @@ async fn calls_end_with_their_listener() {
         let mut bounds = ListenBounds::default();
         bounds.drain_time = Duration::ZERO;
         let service = proxy(&[upstream("openai", addr)], None);
-        let running = tokio::spawn(serve(listener, service, bounds, async { drop(stopped.await) }));
+        let running = tokio::spawn(serve(listener, service, None, bounds, async { drop(stopped.await) }));
         let call = tokio::spawn(async move { caller.try_post("/openai/v1/responses", "{}").await });
         assert!(matches!(seen.recv().await, Some(Seen::Request(_))));
         if is_dropped {

@@ -5,5 +5,8 @@ mod kit;
 mod forward;
 mod hostile;
 mod mock;
+mod quota;
 mod tenants;
+mod tls;
+mod usage;
 mod waiting;

@@ -5,6 +5,7 @@ use std::num::NonZero;
 use futures_util::future::join_all;
 use tidegate::{Entity, EntityId, Expect};
 use tidegate_core::limit::token::TokenScope;
+use tidegate_proxy::{Proxy, ProxyBounds};
 
 use crate::kit::client::{Caller, eventually, mock, proxy, start, upstream};
 use crate::kit::codec::json;
@@ -141,7 +142,7 @@ async fn upstream_sees_no_token() {
 async fn calls_without_a_required_token_are_refused() {
     let store = Store::new(&[]).await;
     let upstream = upstream("openai", mock("openai", |_| {}).await).key("sk-real");
-    let builder = tidegate_proxy::Proxy::builder().upstream(upstream).unwrap().tenants(store.tenants());
+    let builder = Proxy::builder().upstream(upstream).unwrap().tenants(store.tenants());
     let through = start(builder.require_token().build().unwrap()).await;
     let token = store.token("acme", TokenScope::Acquire).await;
     for (key, status) in [("sk-own", 401), (token.as_str(), 200)] {
@@ -239,4 +240,36 @@ async fn disabled_entity_is_refused_for_good() {
     let caller = Caller::new(through).with("authorization", &format!("Bearer {token}"));
     let reply = caller.post("/openai/v1/responses", &json!({"model": "m"})).await;
     assert_eq!((reply.status, reply.header("x-should-retry")), (403, "false"), "{}", reply.text);
+}
+
+#[tokio::test]
+async fn one_tenant_leaves_calls_for_others() {
+    let store = Store::new(&[]).await;
+    let (silent, mut seen) = raw::upstream("").await;
+    let upstreams = [
+        upstream("openai", silent).key("k"),
+        upstream("other:openai", mock("openai", |_| {}).await).key("k"),
+    ];
+    let mut bounds = ProxyBounds::default();
+    bounds.calls_max = 16;
+    let builder = upstreams.into_iter().fold(Proxy::builder(), |builder, one| builder.upstream(one).unwrap());
+    let through = start(builder.tenants(store.tenants()).bounds(bounds).build().unwrap()).await;
+    let [greedy, other] = ["greedy", "other"].map(|id| store.token(id, TokenScope::Acquire));
+    let as_tenant = |token: &str| Caller::new(through).with("authorization", &format!("Bearer {token}"));
+    let (greedy, other) = (as_tenant(&greedy.await), as_tenant(&other.await));
+    let mut calls = tokio::task::JoinSet::new();
+    for _ in 0..15 {
+        let greedy = greedy.clone();
+        calls.spawn(async move { greedy.begin("POST", "/openai/v1/files", "x").await.status() });
+        assert!(matches!(seen.recv().await, Some(Seen::Request(_))));
+    }
+    let refused = greedy.post("/openai/v1/files", &json!({})).await;
+    assert_eq!((refused.status, refused.header("retry-after")), (429, "1"), "{}", refused.text);
+    assert!(refused.text.contains("15 of 16 calls are the tenant's"), "{}", refused.text);
+    assert_eq!(other.post("/other/v1/responses", &json!({"model": "m"})).await.status, 200);
+    calls.shutdown().await;
+    eventually("the calls end", async || {
+        greedy.post("/other/v1/responses", &json!({"model": "m"})).await.status == 200
+    })
+    .await;
 }

@@ -115,3 +115,29 @@ async fn disconnected_caller_cancels_the_call_upstream() {
     assert_eq!(seen.recv().await, Some(Seen::Closed));
     tokio::time::timeout(Duration::from_mins(1), call).await.unwrap().unwrap_err();
 }
+
+#[tokio::test]
+async fn body_of_a_rejection_names_what_is_cut() {
+    let cases = [
+        (
+            "{\"error\":{\"message\":\"Rate limit reached on tokens per min (TPM): Limit 9\"}}",
+            "tokens_quota",
+            "quota",
+        ),
+        (
+            "{\"error\":{\"message\":\"Rate limit reached on requests per min (RPM): Limit 9\"}}",
+            "quota",
+            "tokens_quota",
+        ),
+    ];
+    for (body, cut, other) in cases {
+        let reply = format!("HTTP/1.1 429 Too Many\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        let (addr, _seen) = raw::upstream(reply.leak()).await;
+        let through = start(proxy(&[upstream("openai", addr)], None)).await;
+        let caller = Caller::new(through).with("x-tidegate-within", "0");
+        assert_eq!(caller.post("/openai/v1/responses", &json!({"model": "m"})).await.status, 429);
+        let scopes = caller.get("/tidegate/scopes").await.json();
+        let scope = &scopes["scopes"][0];
+        assert!(scope[cut].is_number() && scope[other].is_null(), "{scope}");
+    }
+}

@@ -1,15 +1,19 @@
-"""Real SDKs through the proxy: the same answers as without it, streamed or not, errors and cancellation.
+"""Real SDKs and curl through the proxy: the same answers as without it, streamed or not, errors and cancellation.
+Then three programs of tenants before a provider that hides its limits.
 
 usage: sdk.py TIDEGATE FOLDER VERSION; starts mocks and a proxy, and stops them at the end. FOLDER holds
 sdk.mjs, and gets this version of the package openai for Node, which has no dependencies.
 """
 
+import concurrent.futures
 import io
 import json
+import os
 import pathlib
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 import urllib.request
 
@@ -21,9 +25,10 @@ MESSAGES = [{"role": "user", "content": "hello"}]
 programs = []
 
 
-def start(*arguments):
+def start(*arguments, **environment):
     """Starts a program, and returns its address once it is ready."""
-    program = subprocess.Popen([TIDEGATE, *arguments, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True)
+    line = [TIDEGATE, *arguments, "--listen", "127.0.0.1:0"]
+    program = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=os.environ | environment)
     programs.append(program)
     for line in program.stdout:
         if line.startswith("ready"):
@@ -79,6 +84,42 @@ def anthropic_client(base, **options):
     return anthropic.Anthropic(api_key="sk-test", base_url=base, **options)
 
 
+def curl(base):
+    """One call with curl."""
+    line = ["curl", "--silent", "--show-error", "--fail", base + "/v1/responses", "--header", "authorization: Bearer sk-test"]
+    body = json.dumps({"model": "m", "input": "hi"})
+    output = subprocess.run([*line, "--json", body], stdout=subprocess.PIPE, check=True, text=True)
+    return plain(json.loads(output.stdout))
+
+
+def tenants():
+    """Three tenants share a hidden limit: no 429, and the ledger has what the provider counted."""
+    mock = start("mock", "openai", "--limit", "requests:20/s", "--hidden")
+    with tempfile.TemporaryDirectory() as folder:
+        store = ["--store", f"sqlite:{folder}/limits.db"]
+        verb = lambda *line: json.loads(subprocess.check_output([TIDEGATE, *store, "--json", *line], text=True))
+        names = ["ada", "bob", "cyd"]
+        tokens = [verb("token", "create", name, "--scopes", "acquire")["secret"] for name in names]
+        proxy = start("proxy", f"openai={mock}", "--key", "openai=env:A_KEY", *store, A_KEY="sk-real")
+
+        def script(token):
+            client = openai.OpenAI(api_key=token, base_url=proxy + "/openai/v1", max_retries=0)
+            for _ in range(40):
+                client.responses.create(model="m", input="hello")
+
+        with concurrent.futures.ThreadPoolExecutor() as threads:
+            list(threads.map(script, tokens))
+        totals = get(mock + "/mock/totals")
+        assert totals["completed"] == 120, totals
+        # The last calls may be booked after their answers.
+        for _ in range(600):
+            lines = [verb("usage", "summary", "entity", name) for name in names]
+            if json.dumps(lines).count('"output_tokens"') == 3:
+                break
+            time.sleep(0.1)
+        print("tenants:", totals, lines)
+
+
 def main():
     chat_mock, message_mock = start("mock", "openai"), start("mock", "anthropic")
     slow_mock = start("mock", "openai", "--output-tokens", "60", "--event-interval", "100ms")
@@ -102,6 +143,10 @@ def main():
     same("messages, streamed",
          lambda base: list(write(base)(model="c", max_tokens=9, messages=MESSAGES, stream=True)), *message)
 
+    direct, through = curl(chat_mock), curl(proxy + "/openai")
+    assert direct == through, f"curl: {direct} != {through}"
+    print("same: curl")
+
     for base in (small_mock, proxy + "/small"):
         try:
             openai_client(base, max_retries=0).responses.create(model="m", input="x" * 100)
@@ -122,6 +167,7 @@ def main():
 
     folder = node_package(pathlib.Path(sys.argv[2]), sys.argv[3])
     subprocess.run(["node", "sdk.mjs", chat_mock, proxy + "/openai"], cwd=folder, check=True)
+    tenants()
 
 
 try:

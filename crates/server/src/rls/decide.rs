@@ -154,7 +154,7 @@ impl Decider {
         self.state.meters().decided(Decision::Spend, began.elapsed());
         match spent {
             Ok(balances) => {
-                self.state.meters().granted(&balances);
+                self.granted(draw, &balances);
                 Ok(Verdict::Within(balances))
             }
             Err(error) => self.refused(draw, error),
@@ -256,7 +256,7 @@ impl Decider {
             Ok(lease) => {
                 let balances = lease.balances();
                 leases.push((draw, lease));
-                self.state.meters().granted(&balances);
+                self.granted(draw, &balances);
                 Ok(Verdict::Within(balances))
             }
             Err(error) => self.refused(draw, error),
@@ -373,6 +373,12 @@ impl Decider {
             None => self.request(draw).deadline(DEADLINE),
             Some(within) => self.request(draw).deadline(within).on_expiry(OnExpiry::Settle),
         }
+    }
+
+    /// Counts a grant.
+    fn granted(&self, draw: &DrawRequest<'_>, left: &[Balance]) {
+        self.state.meters().granted(left);
+        self.state.events().granted(|| draw.subject.clone());
     }
 
     /// Converts a refusal or error into a verdict or status.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use axum::extract::State as With;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use tidegate::{Balance, LimitError, rate_limit_fields};
+use tidegate::{Balance, LimitError, Subject, rate_limit_fields};
 use tidegate_client::{
     Acquire, BATCH_MAX, Batch, BatchDone, BatchResult, Degraded, EntityId, Granted, LimitText, Problem,
     RequestId, ResourceName, Seconds, Spend,
@@ -89,7 +89,7 @@ pub(super) async fn spend(
     let spent = request.spend_with_balances().await;
     state.meters().decided(Decision::Spend, began.elapsed());
     let left = spent.inspect_err(|error| record_refusal(&state, error, subject))?;
-    state.meters().granted(&left);
+    record_grant(&state, &left, subject);
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -123,7 +123,7 @@ async fn draw(state: &State, caller: &Caller, body: Acquire) -> Result<(Granted,
     state.meters().decided(what, began.elapsed());
     let lease = lease.inspect_err(|error| record_refusal(state, error, subject))?;
     let balances = lease.balances();
-    state.meters().granted(&balances);
+    record_grant(state, &balances, subject);
     let degraded = lease.degraded().map(|why| match why {
         tidegate::Degraded::LocalShare => Degraded::LocalShare,
         // Report an unknown kind of degradation as the weakest guarantee.
@@ -137,6 +137,12 @@ async fn draw(state: &State, caller: &Caller, body: Acquire) -> Result<(Granted,
     }
     let lease = state.lease_key().name(lease.detach(), caller.token());
     Ok((Granted { lease, expires_in, is_repeat, degraded }, balances))
+}
+
+/// Counts a grant.
+fn record_grant(state: &State, left: &[Balance], (entity, resource): (&EntityId, &ResourceName)) {
+    state.meters().granted(left);
+    state.events().granted(|| Subject { entity: entity.0.clone(), resource: resource.0.clone() });
 }
 
 /// Counts and broadcasts a refusal.

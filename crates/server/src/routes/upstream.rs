@@ -2,9 +2,10 @@
 
 use axum::extract::State as With;
 use axum::http::StatusCode;
-use tidegate::{Classes, Completion, Cost, LeaseId, LimitError, Outcome, Refused};
+use tidegate::{Class, Classes, Completion, CompletionClass, Cost, LeaseId, LimitError, Outcome, Refused};
 use tidegate_client::{
-    AcquireCall, CallPermit, LeaseRef, Problem, ResourceName, SettleCall, UpstreamList, UpstreamState,
+    AcquireCall, CallPermit, CallSettled, LeaseRef, Problem, ResourceName, RetryAdvice, SettleCall,
+    UpstreamList, UpstreamState,
 };
 use tidegate_core::feedback::headers::read;
 use tokio::time::Instant;
@@ -76,17 +77,24 @@ pub(super) async fn acquire(
         () = state.until_revoked(&caller) => return Err(revoked()),
     };
     let permit = permit.map_err(|refused| refusal(&upstream, refused))?;
-    let number = state.upstreams().hold(HeldCall { upstream: upstream.0, permit, lease, expires_at, slot });
+    let number = state.upstreams().hold(HeldCall {
+        upstream: upstream.0,
+        permit,
+        lease,
+        attempt: body.attempt,
+        expires_at,
+        slot,
+    });
     let permit = state.lease_key().name(LeaseId::from_number(number), caller.token());
     let expires_in = expires_at.saturating_duration_since(Instant::now()).into();
     Ok(OkJson(CallPermit { permit, expires_in }))
 }
 
 /// Reports how a call went: the throttle of its upstream learns, and the limits are settled. A permit is settled
-/// once, by the token that acquired it.
+/// once, by the token that acquired it. The answer says whether the call may be repeated, and when.
 #[utoipa::path(post, path = "/v1/permits/{permit}/settle", params(("permit" = LeaseRef, Path)),
     request_body = SettleCall, responses(
-        (status = 204, description = "Settled."),
+        (status = 200, description = "Settled.", body = CallSettled),
         (status = 404, description = "The permit was settled before, or has expired.", body = Problem),
         (status = 410, description = "The lease of its limits has ended before.", body = Problem),
     ))]
@@ -95,15 +103,15 @@ pub(super) async fn settle(
     caller: Caller,
     PathParam(permit): PathParam<LeaseRef>,
     JsonBody(body): JsonBody<SettleCall>,
-) -> Result<StatusCode, Refusal> {
+) -> Result<OkJson<CallSettled>, Refusal> {
     let number = state.lease_key().open(&permit, caller.token()).ok_or_else(|| {
         let detail = format!("the token `{}` holds no permit with this name", caller.token());
         Refusal::new(StatusCode::FORBIDDEN, "not-your-permit", "Not allowed", detail)
     })?;
     let gone = || Refusal::not_found("no-permit", "the permit was settled before, or has expired");
-    let HeldCall { upstream, permit, lease, .. } =
+    let HeldCall { upstream, permit, lease, attempt, .. } =
         state.upstreams().take(number.number()).ok_or_else(gone)?;
-    let mut outcome = outcome(&state, &body);
+    let (class, mut outcome) = outcome(&state, &body);
     if let Some(tokens) = body.tokens {
         outcome = outcome.spent(Cost::request().tokens(tokens));
     }
@@ -111,7 +119,7 @@ pub(super) async fn settle(
         outcome = outcome.took(latency.as_duration());
     }
     state.meters().call_settled(upstream.as_str(), &outcome);
-    permit.settle(outcome);
+    let after = permit.settle_attempt(attempt, Class::new(class, outcome));
     if let Some(mut lease) = lease
         && let Err(error) = lease.settle(body.actual.pairs()).await
     {
@@ -121,7 +129,8 @@ pub(super) async fn settle(
         }
         return Err(error.into());
     }
-    Ok(StatusCode::NO_CONTENT)
+    let retry = RetryAdvice { allowed: after.is_some(), after: after.map(Into::into) };
+    Ok(OkJson(CallSettled { retry }))
 }
 
 /// Lists the upstreams that were called recently.
@@ -147,11 +156,14 @@ pub(super) async fn list(With(state): With<State>) -> OkJson<UpstreamList> {
     OkJson(UpstreamList { upstreams })
 }
 
-/// The outcome of a call, by its status and headers.
-fn outcome(state: &State, body: &SettleCall) -> Outcome {
+/// The outcome of a call, by its status, its headers, and the body of a rejection.
+fn outcome(state: &State, call: &SettleCall) -> (CompletionClass, Outcome) {
     const CLASSES: &Classes = &Classes::new();
-    let completion = body.status.map_or(Completion::Connection, Completion::Status);
-    CLASSES.outcome_with(completion, &read(&body.headers, state.clock().now()))
+    let completion = call.status.map_or(Completion::Connection, Completion::Status);
+    let signals = read(&call.headers, state.clock().now());
+    let outcome = CLASSES.outcome_with(completion, &signals);
+    let body = call.body.as_deref().unwrap_or_default();
+    (CLASSES.classify_with(completion, &signals), outcome.exceeded_in(body.as_bytes()))
 }
 
 fn refusal(upstream: &ResourceName, refused: Refused) -> Refusal {

@@ -18,6 +18,8 @@ use crate::event_broadcast::Subscription;
 use crate::refusal::Refusal;
 use crate::state::State;
 
+/// The busiest subjects in a snapshot.
+const BUSIEST_MAX: usize = 100;
 /// How long a listener may leave an event unread before it is disconnected.
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -54,6 +56,7 @@ pub(super) async fn snapshot(With(state): With<State>) -> OkJson<Snapshot> {
         cache_entries: limiter.cache.entries,
         cache_hits: limiter.cache.hits,
         cache_misses: limiter.cache.misses,
+        busiest: state.events().top().busiest(BUSIEST_MAX),
     })
 }
 

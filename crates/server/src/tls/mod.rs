@@ -113,8 +113,11 @@ impl Tls {
         self.0.options.client_ca.is_some()
     }
 
-    /// Reloads the files when they change.
-    pub(crate) async fn watch_files(self) -> JoinSet<()> {
+    /// Reloads the files when they change. Never returns.
+    ///
+    /// # Cancel safety
+    /// Dropping the future stops the checks.
+    pub async fn watch_files(self) -> JoinSet<()> {
         let every = self.0.options.check_every.max(Duration::from_millis(1));
         // The files were just loaded.
         let mut ticks = interval_at(Instant::now() + every, every);

@@ -106,6 +106,7 @@ async fn waiting_acquire_fails_fast_if_it_cannot_succeed() {
     kit.post("/v1/acquire", late.clone()).await.is_problem(429, "limited", "");
     late["within"] = json!(61);
     kit.post("/v1/acquire", late.clone()).await.is_problem(422, "invalid", "within");
+    kit.get("/v1/balances?entity=%ff").await.is_problem(422, "invalid", "");
     late["within"] = json!(60);
     late["cost"] = json!({"tpm": 500});
     let settle = format!("/v1/leases/{}/cancel", first.body["lease"].as_str().unwrap());

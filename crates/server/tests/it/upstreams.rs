@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tidegate::{Auto, ResourceName, Slots, Throttle};
+use tidegate::{Auto, ResourceName, Retry, RetryBudget, Slots, Throttle};
 use tidegate_server::ShutdownOutcome;
 
-use crate::kit::codec::json;
+use crate::kit::codec::{Value, json};
 use crate::kit::{ApiResponse, Kit, soon};
 
-async fn acquire(kit: &Kit, body: crate::kit::codec::Value) -> ApiResponse {
+async fn acquire(kit: &Kit, body: Value) -> ApiResponse {
     kit.post("/v1/upstreams/openai%2Fgpt-4/acquire", body).await
 }
 
@@ -23,7 +23,7 @@ async fn permit_is_settled_once_by_its_token() {
     let path = format!("/v1/permits/{}/settle", granted.body["permit"].as_str().unwrap());
     let settle = json!({"status": 200, "headers": {"x-ratelimit-remaining-requests": "5"}, "tokens": 420});
     kit.ask_as(&kit.other, "POST", &path, Some(settle.clone())).await.is_problem(403, "not-your-permit", "");
-    assert_eq!(kit.post(&path, settle.clone()).await.status, 204);
+    assert_eq!(kit.post(&path, settle.clone()).await.status, 200);
     kit.post(&path, settle).await.is_problem(404, "no-permit", "");
     let listed = kit.get("/v1/upstreams").await;
     let upstream = &listed.body["upstreams"][0];
@@ -37,7 +37,7 @@ async fn metrics_show_upstreams() {
     for status in [200, 429] {
         let granted = acquire(&kit, json!({"within": 30})).await;
         let path = format!("/v1/permits/{}/settle", granted.body["permit"].as_str().unwrap());
-        assert_eq!(kit.post(&path, json!({"status": status})).await.status, 204);
+        assert_eq!(kit.post(&path, json!({"status": status})).await.status, 200);
     }
     assert_eq!(kit.post("/v1/upstreams/other/acquire", json!({})).await.status, 200);
     for number in 0..70 {
@@ -82,7 +82,7 @@ async fn failing_upstream_is_not_called_for_a_while() {
         let granted = acquire(&kit, json!({"within": 30})).await;
         assert_eq!(granted.status, 200, "{}", granted.text);
         let path = format!("/v1/permits/{}/settle", granted.body["permit"].as_str().unwrap());
-        assert_eq!(kit.post(&path, json!({"status": 500})).await.status, 204);
+        assert_eq!(kit.post(&path, json!({"status": 500})).await.status, 200);
     }
     let refused = acquire(&kit, json!({"within": 1})).await;
     refused.is_problem(429, "upstream-limited", "");
@@ -103,7 +103,7 @@ async fn limits_of_a_subject_are_drawn_and_settled() {
     at_once["within"] = json!(0);
     acquire(&kit, at_once).await.is_problem(429, "limited", "");
     let path = format!("/v1/permits/{}/settle", granted.body["permit"].as_str().unwrap());
-    assert_eq!(kit.post(&path, json!({"status": 200, "actual": {"tpm": 100}})).await.status, 204);
+    assert_eq!(kit.post(&path, json!({"status": 200, "actual": {"tpm": 100}})).await.status, 200);
     let left = kit.limiter.balances(("acme", "gpt-4")).await.unwrap();
     assert_eq!((left[0].balance.available, left[1].balance.available), (9, 900));
     acquire(&kit, json!({"entity": "acme"})).await.is_problem(422, "invalid", "entity");
@@ -114,6 +114,47 @@ async fn limits_of_a_subject_are_drawn_and_settled() {
     assert_eq!(unknown.status, 422, "{}", unknown.text);
     let left = kit.limiter.balances(("acme", "gpt-4")).await.unwrap();
     assert_eq!(left[1].balance.available, 100, "settled at the estimate");
+}
+
+/// Settles a permit that was acquired as this attempt. Returns the advice on a retry.
+async fn settle_attempt(kit: &Kit, attempt: u32, report: Value) -> Value {
+    let granted = acquire(kit, json!({"within": 60, "attempt": attempt})).await;
+    assert_eq!(granted.status, 200, "{}", granted.text);
+    let permit = granted.body["permit"].as_str().expect("a permit");
+    kit.post(&format!("/v1/permits/{permit}/settle"), report).await.body["retry"].clone()
+}
+
+#[tokio::test]
+async fn settled_call_says_whether_it_may_be_repeated() {
+    let retry = Retry::attempts(3).budget(RetryBudget::new(0.0, 2, Duration::from_hours(1)));
+    let limits = Throttle::builder().retry(retry).limits().unwrap();
+    let kit =
+        Kit::with_upstreams(BTreeMap::from([(ResourceName::new("openai/gpt-4").unwrap(), limits)])).await;
+    for final_status in [200, 404, 401] {
+        assert_eq!(settle_attempt(&kit, 0, json!({"status": final_status})).await, json!({"allowed": false}));
+    }
+    let lost = settle_attempt(&kit, 0, json!({})).await;
+    assert_eq!(lost["allowed"], true, "{lost}");
+    assert!(lost["after"].as_f64().is_some_and(|seconds| seconds <= 0.4), "{lost}");
+    let spent = settle_attempt(&kit, 2, json!({"status": 500})).await;
+    assert_eq!(spent["allowed"], false, "the third attempt was the last: {spent}");
+    let hinted = settle_attempt(&kit, 1, json!({"status": 429, "headers": {"retry-after": "0.5"}})).await;
+    assert_eq!(hinted["allowed"], true, "{hinted}");
+    let beyond = settle_attempt(&kit, 0, json!({"status": 500})).await;
+    assert_eq!(beyond["allowed"], false, "the budget has two: {beyond}");
+}
+
+#[tokio::test]
+async fn body_of_a_rejection_names_what_is_cut() {
+    let body = r#"{"error": {"message": "Rate limit reached on tokens per min (TPM)"}}"#;
+    for (report, quota) in [(json!({"status": 429, "body": body}), false), (json!({"status": 429}), true)] {
+        let kit = Kit::new().await;
+        let granted = acquire(&kit, json!({"tokens": 500})).await;
+        let path = format!("/v1/permits/{}/settle", granted.body["permit"].as_str().unwrap());
+        assert_eq!(kit.post(&path, report).await.status, 200);
+        let listed = kit.get("/v1/upstreams").await;
+        assert_eq!(listed.body["upstreams"][0]["quota"].is_number(), quota, "of requests: {}", listed.text);
+    }
 }
 
 /// A permit that expires counts as ignored: its place returns, and its lease ends by its own deadline.

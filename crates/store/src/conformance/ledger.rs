@@ -30,7 +30,7 @@ pub(super) async fn used_by(fixture: &Fixture, entity: &str, limit: &str) -> (u6
     (sum.units, sum.own, sum.leases)
 }
 
-/// For each hour, day and month, over the leases drawn in it.
+/// For each minute, hour, day and month, over the leases drawn in it.
 pub async fn usage_is_the_sum_of_settlements(fixture: Fixture) {
     let levels = own("acme", &[slow("rpm", 100), slow("tpm", 1_000)]);
     let mut expected: BTreeMap<(Window, &str, Stamp), Tally> = BTreeMap::new();
@@ -206,4 +206,28 @@ pub async fn usage_is_stamped_with_the_time_of_the_draw(fixture: Fixture) {
     let lines = usage(&fixture, UsageOf::Entity(entity_id("acme")), Window::Hour).await;
     let found: Vec<_> = lines.iter().map(|line| (line.start, line.tally.units, line.tally.leases)).collect();
     assert_eq!(found, [(drawn, 15, 2), (Window::Hour.around(later).start, 1, 1)]);
+}
+
+/// Each draw in its own minute, settled at once or later; no unit is in two of them.
+pub async fn minutes_are_counted_apart_and_sum_to_their_hour(fixture: Fixture) {
+    assert!(fixture.time.can_jump(), "this case lets minutes pass");
+    let levels = own("acme", &[slow("tpm", 100)]);
+    let terms = crate::Terms { deadline: Duration::from_secs(10_800), ..OPEN };
+    let (mut minutes, mut hours) = (BTreeMap::new(), BTreeMap::new());
+    let mut late = Vec::new();
+    for (units, seconds) in [(1, 0), (2, 61), (4, 0), (8, 185), (16, 3_600)] {
+        fixture.time.pass(Duration::from_secs(seconds)).await;
+        let at = fixture.spends(&levels, &[("tpm", units)]).await;
+        late.push(fixture.takes_on(terms, &levels, &[("tpm", 1)]).await);
+        *minutes.entry(Window::Minute.around(at).start).or_default() += units + 1;
+        *hours.entry(Window::Hour.around(at).start).or_default() += units + 1;
+    }
+    for lease in &mut late {
+        lease.settles(&[]).await;
+    }
+    for (window, expected) in [(Window::Minute, minutes), (Window::Hour, hours)] {
+        let lines = usage(&fixture, UsageOf::Entity(entity_id("acme")), window).await;
+        let found: Vec<_> = lines.iter().map(|line| (line.start, line.tally.units)).collect();
+        assert_eq!(found, expected.into_iter().collect::<Vec<_>>(), "{window:?}");
+    }
 }

@@ -252,6 +252,7 @@ macro_rules! __tidegate_cases {
             ;
             ledger:
                 usage_is_stamped_with_the_time_of_the_draw
+                minutes_are_counted_apart_and_sum_to_their_hour
             ;
             prune:
                 oldest_hours_are_pruned_and_days_stay

@@ -201,7 +201,5 @@ pub(super) fn usage_order(window: Window, subject: &Subject, start: Stamp) -> St
 
 /// When the engine may delete usage.
 fn kept_until(retention: &Retention, window: Window, start: Stamp) -> Option<u64> {
-    let Retention { hours, days, months, .. } = *retention;
-    let kept = [hours, days, months][window as usize]?;
-    Some((window.around(start).end + kept).as_micros() / 1_000_000)
+    Some((window.around(start).end + retention.of_usage(window)?).as_micros() / 1_000_000)
 }

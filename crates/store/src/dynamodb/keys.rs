@@ -205,6 +205,7 @@ pub(super) fn usage_prefix(resource: &ResourceName, window: Window) -> String {
 /// The name of a window in keys.
 pub(super) const fn window_word(window: Window) -> &'static str {
     match window {
+        Window::Minute => "minute",
         Window::Hour => "hour",
         Window::Day => "day",
         Window::Month => "month",

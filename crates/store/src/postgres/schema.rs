@@ -12,7 +12,7 @@ use crate::error::StoreError;
 use crate::lifecycle::other_version;
 
 /// Migrations from each version to the next. Released ones never change.
-const MIGRATIONS: [&str; 5] = [
+const MIGRATIONS: [&str; 6] = [
     include_str!("sql/tables.sql"),
     // Adds the time of each migration.
     "ALTER TABLE @.versions ADD COLUMN at timestamptz; ALTER TABLE @.versions ALTER COLUMN at SET DEFAULT now()",
@@ -35,13 +35,15 @@ const MIGRATIONS: [&str; 5] = [
     END $$",
     // `steps` repairs buckets; the tables stay.
     "SELECT 1",
+    // `steps` counts usage by the minute too.
+    "SELECT 1",
 ];
 
 /// The functions of the current version. Every upgrade replaces them.
 const FUNCTIONS: &str = include_str!("sql/steps.sql");
 
 /// The current version.
-pub(super) const CURRENT: i64 = 5;
+pub(super) const CURRENT: i64 = 6;
 
 /// "tide" in ASCII: the first half of the keys of our advisory locks, which separates them from other
 /// programs'.

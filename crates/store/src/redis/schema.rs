@@ -2,7 +2,8 @@
 //!
 //! Every namespace stores its own version, because no script reaches all of them. Version 2 added a set of
 //! all names, so that they can be listed without a scan of the keys. Version 3 keeps ended leases by the
-//! moment of their ids, where older programs do not look. Opening a namespace does not upgrade it: on a
+//! moment of their ids, where older programs do not look. Version 4 counts usage by the minute, in fields that
+//! older programs cannot read. Opening a namespace does not upgrade it: on a
 //! cluster no script reaches all of its keys, and programs of the previous version may be using it.
 
 use ::redis::Cmd;
@@ -16,7 +17,7 @@ use crate::error::StoreError;
 use crate::lifecycle::other_version;
 
 /// The version that this program writes.
-pub(super) const CURRENT: u64 = 3;
+pub(super) const CURRENT: u64 = 4;
 /// The set of all namespaces.
 const ENROLLED: &str = "tidegate:namespaces";
 /// How often an upgrade is retried after a concurrent change, or a version that was written differently.
@@ -99,8 +100,8 @@ pub(super) async fn upgrade(
         if found.version >= CURRENT {
             break;
         }
-        // From 1 to 2 the name is added to the set. From 2 to 3 nothing moves, because ended leases are still
-        // found at their old keys.
+        // From 1 to 2 the name is added to the set. After that nothing moves, because ended leases are still
+        // found at their old keys, and usage in its old fields.
         enroll(connection, namespace).await?;
         let seen = if found.version == 0 { String::new() } else { found.version.to_string() };
         let args = ["schema", &seen, &CURRENT.to_string()];

@@ -1,8 +1,9 @@
-//! The stored form of usage: totals per hour, and corrections for days and months.
+//! The stored form of usage: totals per minute, and corrections for hours, days and months.
 //!
-//! A settle adds to the hour of its draw only; days and months are computed from their hours. When hours are
-//! pruned, they are added to the corrections of their day and month. When a day or month is pruned, its
-//! correction subtracts its remaining hours, so that only later usage counts.
+//! A settle adds to the minute of its draw only, so that a window more costs it nothing. The others are the
+//! sums of the stored values of shorter windows and of their own correction. A pruned minute is added to the
+//! correction of its hour, and a pruned hour to those of its day and month. The correction of a pruned window
+//! subtracts what is stored for shorter ones, so that only later usage counts.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +19,7 @@ type Sums = [i64; 3];
 /// The usage of one subject.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct UsageTallies {
-    /// By window, start and limit. Days and months are corrections of the sum of their hours.
+    /// By window, start and limit: totals of minutes, and corrections of the others.
     stored: BTreeMap<(Window, Stamp, String), Sums>,
 }
 
@@ -41,11 +42,10 @@ impl UsageTallies {
     pub(super) fn lines(&self, window: Window) -> BTreeMap<(&str, Stamp), Tally> {
         let mut sums: BTreeMap<(&str, Stamp), Sums> = BTreeMap::new();
         for ((of, start, limit), stored) in &self.stored {
-            let start = match of {
-                Window::Hour => window.around(*start).start,
-                of if *of == window => *start,
-                Window::Day | Window::Month => continue,
-            };
+            if !counts_in(*of, window) {
+                continue;
+            }
+            let start = window.around(*start).start;
             let sum = sums.entry((limit, start)).or_default();
             add(sum, *stored);
         }
@@ -65,21 +65,28 @@ impl UsageTallies {
         let mut old: Vec<(Stamp, String)> = self.lines(window).keys().filter_map(old).collect();
         old.sort();
         old.truncate(max);
-        for (start, limit) in &old {
-            if window == Window::Hour {
-                let gone = self.stored.remove(&(window, *start, limit.clone())).unwrap_or_default();
-                for longer in [Window::Day, Window::Month] {
-                    let key = (longer, longer.around(*start).start, limit.clone());
-                    add(self.stored.entry(key).or_default(), gone);
-                }
-            } else {
-                let mut hours = Sums::default();
-                for ((of, at, name), stored) in &self.stored {
-                    if *of == Window::Hour && name == limit && window.around(*at).start == *start {
-                        add(&mut hours, *stored);
-                    }
-                }
-                self.stored.insert((window, *start, limit.clone()), hours.map(|sum| -sum));
+        let mut shorter: BTreeMap<(Stamp, &String), Sums> = BTreeMap::new();
+        for ((of, start, limit), stored) in &self.stored {
+            if *of != window && counts_in(*of, window) {
+                add(shorter.entry((window.around(*start).start, limit)).or_default(), *stored);
+            }
+        }
+        let shorter: Vec<Sums> = old
+            .iter()
+            .map(|(start, limit)| shorter.get(&(*start, limit)).copied().unwrap_or_default())
+            .collect();
+        for ((start, limit), shorter) in old.iter().zip(shorter) {
+            let left = shorter.map(|sum| -sum);
+            let mut gone = self.stored.insert((window, *start, limit.clone()), left).unwrap_or_default();
+            add(&mut gone, shorter);
+            let longer: &[Window] = match window {
+                Window::Minute => &[Window::Hour],
+                Window::Hour => &[Window::Day, Window::Month],
+                Window::Day | Window::Month => &[],
+            };
+            for longer in longer {
+                let key = (*longer, longer.around(*start).start, limit.clone());
+                add(self.stored.entry(key).or_default(), gone);
             }
         }
         self.stored.retain(|_, sums| *sums != Sums::default());
@@ -102,10 +109,17 @@ impl UsageTallies {
 /// Whether a field has lines of a window that ended at `before` or earlier. One that cannot be read has none:
 /// reading it reports the error.
 pub(super) fn is_old(field: &[u8], window: Window, before: Stamp) -> bool {
-    let is_old = |(of, start): (Window, Stamp)| {
-        (of == window || of == Window::Hour) && window.around(start).end <= before
-    };
+    let is_old = |(of, start): (Window, Stamp)| counts_in(of, window) && window.around(start).end <= before;
     read_field(field).is_ok_and(is_old)
+}
+
+/// Whether what is stored for `of` counts in the sum of `window`.
+fn counts_in(of: Window, window: Window) -> bool {
+    match window {
+        Window::Minute => of == Window::Minute,
+        Window::Hour => matches!(of, Window::Minute | Window::Hour),
+        Window::Day | Window::Month => of == window || matches!(of, Window::Minute | Window::Hour),
+    }
 }
 
 fn add(sums: &mut Sums, more: Sums) {
@@ -114,9 +128,10 @@ fn add(sums: &mut Sums, more: Sums) {
     }
 }
 
-/// The name of a field: the start in seconds, after a letter for days and months.
+/// The name of a field: the start in seconds, after a letter for all but hours.
 fn field(window: Window, start: Stamp) -> String {
     let letter = match window {
+        Window::Minute => "n",
         Window::Hour => "",
         Window::Day => "d",
         Window::Month => "m",
@@ -126,6 +141,7 @@ fn field(window: Window, start: Stamp) -> String {
 
 fn read_field(field: &[u8]) -> Result<(Window, Stamp), StoreError> {
     let (window, seconds) = match field {
+        [b'n', rest @ ..] => (Window::Minute, rest),
         [b'd', rest @ ..] => (Window::Day, rest),
         [b'm', rest @ ..] => (Window::Month, rest),
         rest => (Window::Hour, rest),

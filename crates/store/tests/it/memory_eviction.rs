@@ -123,7 +123,13 @@ async fn bucket_stays_until_full_and_free_of_leases() {
 
 #[tokio::test]
 async fn debt_is_kept_longer_than_its_usage() {
-    let kept = Retention { hours: Some(HOUR), days: Some(HOUR), months: Some(HOUR), audit: None };
+    let kept = Retention {
+        minutes: Some(HOUR),
+        hours: Some(HOUR),
+        days: Some(HOUR),
+        months: Some(HOUR),
+        audit: None,
+    };
     let mut kit = Kit::new(|options| options.retention(kept));
     let mut draw = kit.draw(&["acme"], 0, 1);
     draw.levels = Arc::new(Levels::clone(&draw.levels).with_debt_max(|_, _| None));
@@ -141,7 +147,13 @@ async fn debt_is_kept_longer_than_its_usage() {
 
 #[tokio::test]
 async fn usage_keeps_its_subject_until_it_is_too_old() {
-    let kept = Retention { hours: Some(HOUR), days: Some(HOUR), months: Some(HOUR), audit: Some(HOUR) };
+    let kept = Retention {
+        minutes: Some(HOUR),
+        hours: Some(HOUR),
+        days: Some(HOUR),
+        months: Some(HOUR),
+        audit: Some(HOUR),
+    };
     let mut kit = Kit::new(|options| options.retention(kept));
     let policy = Policy::new([Limit::per_minute("rpm", 60)]).unwrap();
     let change = PolicyChange { scope: Scope::System, policy: Some(policy), expect: Expect::Any };

@@ -31,7 +31,7 @@ async fn older_cluster_namespace_is_refused_and_upgraded() {
 
     let refused = error_text(open(&url, &name).await);
     assert!(
-        refused.ends_with("has schema version 1, older than 3: run `tidegate store upgrade`"),
+        refused.ends_with("has schema version 1, older than 4: run `tidegate store upgrade`"),
         "{refused}"
     );
     assert_eq!(life.check().await.unwrap().readiness(), Readiness::Older);
@@ -39,7 +39,7 @@ async fn older_cluster_namespace_is_refused_and_upgraded() {
     let all = lifecycle::at(&format!("{url}?timeout_ms=60000")).unwrap();
     let upgraded = all.upgrade().await.unwrap();
     let ours = upgraded.parts.iter().find(|part| part.part.name == name).expect("the namespace is upgraded");
-    assert_eq!((ours.from, upgraded.schema), (1, 3));
+    assert_eq!((ours.from, upgraded.schema), (1, 4));
     assert_eq!(ask(&["SISMEMBER", "tidegate:namespaces", &name]).await, 1);
     assert!(!all.list().await.unwrap().spaces.is_empty());
     assert_eq!(balance(&open(&url, &name).await.unwrap(), "acme").await, Some((7, 3)));

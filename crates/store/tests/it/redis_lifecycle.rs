@@ -64,7 +64,7 @@ async fn namespace_is_created_once() {
     for is_new in [true, false] {
         let made = life(&url, &format!("&namespace={name}")).init().await.unwrap();
         let parts: Vec<_> = made.parts.iter().map(|made| (made.part.to_string(), made.is_new)).collect();
-        assert_eq!((parts, made.schema), (vec![(format!("the namespace `{name}`"), is_new)], 3));
+        assert_eq!((parts, made.schema), (vec![(format!("the namespace `{name}`"), is_new)], 4));
     }
     let listed = life(&url, "").list().await.unwrap();
     assert_eq!(
@@ -106,7 +106,7 @@ async fn check_and_list_change_no_key() {
     filled(&url, "default").await;
     let before = keys(&url).await;
     let checked = life(&url, "").check().await.unwrap();
-    assert_eq!((checked.readiness(), checked.schema), (Readiness::Ready, Some(3)));
+    assert_eq!((checked.readiness(), checked.schema), (Readiness::Ready, Some(4)));
     assert_eq!(checked.durability, "acknowledged writes are on the server's disk");
     assert_eq!(checked.dangers().count(), 0);
     let clock = checked.clock.expect("the server has a clock");
@@ -116,7 +116,7 @@ async fn check_and_list_change_no_key() {
     let space = &listed.spaces[0];
     assert_eq!(
         (space.namespace.as_deref(), space.schema, space.changes, space.entities, space.policies),
-        (Some("default"), Some(3), Some(2), Some(1), Some(1))
+        (Some("default"), Some(4), Some(2), Some(1), Some(1))
     );
     assert!(keys(&url).await == before, "no key has changed");
 }
@@ -128,16 +128,16 @@ async fn upgraded_namespace_keeps_its_data() {
     let named = format!("&namespace={name}");
     filled(&url, &name).await;
     as_version_1(&url, &name).await;
-    let wanted = "has schema version 1, older than 3: run `tidegate store upgrade`";
+    let wanted = "has schema version 1, older than 4: run `tidegate store upgrade`";
     for refused in [error_text(open(&url, &name).await), error_text(life(&url, &named).init().await)] {
         assert!(refused.ends_with(wanted), "{refused}");
     }
     let checked = life(&url, &named).check().await.unwrap();
-    assert_eq!((checked.readiness(), checked.schema, checked.schema_wanted), (Readiness::Older, Some(1), 3));
+    assert_eq!((checked.readiness(), checked.schema, checked.schema_wanted), (Readiness::Older, Some(1), 4));
 
     let upgraded = life(&url, &named).upgrade().await.unwrap();
-    assert_eq!((upgraded.parts[0].from, upgraded.schema), (1, 3));
-    assert_eq!(life(&url, &named).upgrade().await.unwrap().parts[0].from, 3);
+    assert_eq!((upgraded.parts[0].from, upgraded.schema), (1, 4));
+    assert_eq!(life(&url, &named).upgrade().await.unwrap().parts[0].from, 4);
     assert_contents_intact(&url, &name).await;
     assert_eq!(ask::<i64>(&url, &["SISMEMBER", "tidegate:namespaces", &name]).await, 1);
 }
@@ -156,7 +156,7 @@ async fn concurrent_upgrades_all_succeed() {
         .collect();
     for upgrade in upgrades {
         let done = upgrade.await.unwrap().unwrap();
-        assert!(matches!(done.parts[0].from, 1 | 3) && done.schema == 3, "{done:?}");
+        assert!(matches!(done.parts[0].from, 1 | 4) && done.schema == 4, "{done:?}");
     }
     assert_contents_intact(&url, &name).await;
 }
@@ -173,7 +173,7 @@ async fn upgrade_without_a_name_finds_older_namespaces() {
     as_version_1(&url, "a%7Bb%7D").await;
     let upgraded = life(&url, "").upgrade().await.unwrap();
     let parts: Vec<_> = upgraded.parts.iter().map(|part| (part.part.name.as_str(), part.from)).collect();
-    assert_eq!(parts, [("a{b}", 1), ("default", 1), ("prod", 3)]);
+    assert_eq!(parts, [("a{b}", 1), ("default", 1), ("prod", 4)]);
     for name in ["default", "a{b}", "prod"] {
         assert_contents_intact(&url, name).await;
     }
@@ -194,7 +194,7 @@ async fn newer_namespace_is_refused_and_listed() {
     for refused in
         [error_text(life.init().await), error_text(life.check().await), error_text(life.upgrade().await)]
     {
-        assert!(refused.ends_with("has schema version 99, newer than 3: use a newer tidegate"), "{refused}");
+        assert!(refused.ends_with("has schema version 99, newer than 4: use a newer tidegate"), "{refused}");
     }
     let space = &life.list().await.unwrap().spaces[0];
     assert_eq!((space.schema, space.entities), (Some(99), None));

@@ -2,13 +2,15 @@
 //! when the body ends.
 //!
 //! The upstream works on a request as long as it sends the body, so the slot is held that long. Status,
-//! headers and latency are known earlier, so the throttle learns from them at once.
+//! headers and latency are known earlier, so the throttle learns from them at once. Only a rejection of a request
+//! with tokens may have to wait for the beginning of its body, which names the quota that was exceeded.
 
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
+use bytes::Buf as _;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use tidegate_core::cause::Cause;
@@ -76,6 +78,14 @@ struct BodyCharge {
     /// `None` once settled.
     charge: Option<(Arc<dyn ThrottleHandle>, Charge)>,
     is_success: bool,
+    /// A rejection that was not learned from yet. Boxed: most responses are none.
+    rejected: Option<Box<Outcome>>,
+}
+
+/// Whether the body of this response decides which quota is cut: it is a rejection whose headers name none, of a
+/// request that counts for several.
+pub(crate) fn is_decided_by_body(outcome: &Outcome, cost: Cost) -> bool {
+    outcome.kind() == Kind::Overload && outcome.exceeded_quota().is_none() && cost.total_tokens() > 0
 }
 
 impl BodyCharge {
@@ -83,8 +93,19 @@ impl BodyCharge {
     #[inline]
     fn new(charge: OwnedCharge, outcome: Outcome) -> Self {
         let OwnedCharge { handle, mut charge } = charge;
-        handle.throttle().learn_early(&mut charge, outcome);
-        Self { charge: Some((handle, charge)), is_success: outcome.kind() == Kind::Success }
+        let rejected = is_decided_by_body(&outcome, charge.cost()).then(|| Box::new(outcome));
+        if rejected.is_none() {
+            handle.throttle().learn_early(&mut charge, outcome);
+        }
+        Self { charge: Some((handle, charge)), is_success: outcome.kind() == Kind::Success, rejected }
+    }
+
+    /// Learns from a rejection, with the beginning of its body.
+    #[cold]
+    fn learn_rejection(&mut self, body: &[u8]) {
+        if let (Some(outcome), Some((handle, charge))) = (self.rejected.take(), &mut self.charge) {
+            handle.throttle().learn_early(charge, outcome.exceeded_in(body));
+        }
     }
 
     #[cold]
@@ -106,6 +127,9 @@ impl BodyCharge {
 impl Drop for BodyCharge {
     #[inline]
     fn drop(&mut self) {
+        if self.rejected.is_some() {
+            self.learn_rejection(b"");
+        }
         let Some((handle, charge)) = &self.charge else { return };
         let throttle = handle.throttle();
         // Checked by reference: usually only a slot returns, which needs no move of the charge.
@@ -181,6 +205,12 @@ impl<B: Body> Body for PermitBody<B> {
     ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         let mut this = self.project();
         let frame = ready!(this.body.as_mut().poll_frame(context));
+        if let (Some(Ok(frame)), Some(held)) = (&frame, this.held.as_mut())
+            && held.rejected.is_some()
+            && let Some(data) = frame.data_ref()
+        {
+            held.learn_rejection(data.chunk());
+        }
         match &frame {
             Some(Ok(_)) if !this.body.is_end_stream() => {}
             Some(Ok(_)) | None => *this.held = None,

@@ -6,7 +6,7 @@ use tidegate_core::limit::balance::Balance;
 use tidegate_core::limit::cascade::InvalidCost;
 use tidegate_core::limit::entity::Entity;
 use tidegate_core::limit::meter::Meter;
-use tidegate_core::limit::name::{EntityId, LimitKey};
+use tidegate_core::limit::name::{Across, EntityId, LimitKey};
 use tidegate_core::limit::policy::{Expect, Policy, Scope, Version, Versioned};
 use tidegate_core::limit::policy_changes::{PolicyChanges, Step, Undeclared, plan};
 use tidegate_store::{Listing, Paging, PolicyChange, Repair, StoreError};
@@ -116,6 +116,12 @@ impl Admin {
         let (all, _) = shared.levels(subject.into()).await?;
         let Some(levels) = all.single(limit.across, limit.name.as_str()).map(Arc::new) else {
             let subject = all.subject();
+            let pools = [Across::Resources, Across::Entities, Across::Both].into_iter();
+            let mut pools = pools.filter(|across| all.single(Some(*across), limit.name.as_str()).is_some());
+            if let (None, Some(across)) = (limit.across, pools.next()) {
+                let (subject, name) = (subject.clone(), limit.name.clone());
+                return Err(LimitError::from(InvalidCost::Pooled { subject, name, across }));
+            }
             let subject = limit.across.map_or_else(|| subject.clone(), |across| subject.pooled(across));
             let (name, known) = (limit.name.to_string(), all.names().to_vec());
             return Err(LimitError::from(InvalidCost::Unknown { subject, name, known }));

@@ -170,7 +170,7 @@ impl Limiter {
     }
 
     /// The balances of everything an entity has drawn, and of everything its ancestors have, in one round
-    /// trip.
+    /// trip. What was only [recorded](crate::Request::recorded) has no limit, and is not included.
     ///
     /// # Errors
     /// [`LimitError::Name`] for an invalid name, and as [`try_acquire`](Self::try_acquire) for an unavailable store.
@@ -182,7 +182,8 @@ impl Limiter {
         let seen = self.shared.call_store(self.shared.store.balances(&lookup)).await?;
         let balances = |bucket: &Bucket| {
             let balance = |meter: &Meter| Balance::of(&bucket.subject, meter, 0, seen.at);
-            bucket.meters.iter().map(balance).collect::<Vec<_>>()
+            let limits = bucket.meters.iter().filter(|meter| !meter.rule().only_records());
+            limits.map(balance).collect::<Vec<_>>()
         };
         Ok(seen.buckets.iter().flat_map(balances).collect())
     }

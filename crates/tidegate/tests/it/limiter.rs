@@ -78,6 +78,20 @@ async fn disabled_entity_is_refused_on_every_path() {
 }
 
 #[tokio::test]
+async fn recorded_units_are_usage_and_no_limit() {
+    let (limiter, _) = limiter([Limit::per_day("rpm", 100)]);
+    let cost = [("rpm", 1), ("input_tokens", 800)];
+    let mut lease = limiter.request(("acme", "gpt"), &cost).recorded().try_acquire().await.unwrap();
+    lease.settle_full().await.unwrap();
+    let limits = limiter.balances_of_entity("acme").await.unwrap();
+    assert_eq!(limits.iter().map(|balance| balance.limit.as_str()).collect::<Vec<_>>(), ["rpm"]);
+    let (all, paging) = (Stamp::ZERO..Stamp::MAX, Paging::default());
+    let usage = limiter.usage_of_entity("acme", tidegate::Window::Minute, all, &paging).await.unwrap().items;
+    let usage: Vec<_> = usage.iter().map(|line| (line.limit.as_str(), line.tally.units)).collect();
+    assert_eq!(usage, [("input_tokens", 800), ("rpm", 1)]);
+}
+
+#[tokio::test]
 async fn overdraw_leaves_a_debt_and_is_never_refused() {
     let (limiter, clock) = limiter([Limit::per_day("rpm", 100), Limit::per_day("tpm", 100)]);
     let used = |units| [("tpm", units)];

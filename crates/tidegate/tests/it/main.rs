@@ -53,6 +53,7 @@ mod manifest;
 mod axum_layer;
 mod axum_sockets;
 mod http_classes;
+mod rejection_bodies;
 mod reqwest_limits;
 mod reqwest_redirects;
 mod reqwest_retry;

@@ -1,5 +1,7 @@
 //! JSON as the program's users read it.
 
+pub(crate) use serde_json::json;
+
 pub(crate) type Json = serde_json::Value;
 
 /// One document, and nothing else.

@@ -39,7 +39,7 @@ impl Reply {
 pub(crate) async fn start(service: impl HttpService) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let addr = listener.local_addr().expect("an address");
-    tokio::spawn(serve(listener, service, ListenBounds::default(), std::future::pending()));
+    tokio::spawn(serve(listener, service, None, ListenBounds::default(), std::future::pending()));
     addr
 }
 

@@ -1,5 +1,7 @@
 //! JSON of requests and responses.
 
+#![allow(unused_imports, reason = "each test program uses a part of it")]
+
 pub(crate) use serde_json::{Value, json};
 
 pub(crate) fn parse(text: &str) -> Value {

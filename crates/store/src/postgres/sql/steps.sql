@@ -441,7 +441,8 @@ BEGIN
         SELECT p_namespace, m_entity[u.meter], m_resource[u.meter], m_limit[u.meter], spans.span, spans.start,
             least(sum(u.units), max_bigint), least(sum(CASE WHEN u.own THEN u.units ELSE 0 END), max_bigint), count(*)
         FROM unnest(u_meter, u_own, u_units, u_drawn) AS u (meter, own, units, drawn),
-            LATERAL (VALUES (0::smallint, u.drawn - u.drawn % 3600000000), (1::smallint, u.drawn - u.drawn % 86400000000),
+            LATERAL (VALUES (3::smallint, u.drawn - u.drawn % 60000000), (0::smallint, u.drawn - u.drawn % 3600000000),
+                (1::smallint, u.drawn - u.drawn % 86400000000),
                 (2::smallint, (extract(epoch FROM date_trunc('month', to_timestamp(u.drawn / 1000000) AT TIME ZONE 'UTC'))
                     * 1000000)::bigint)) AS spans (span, start)
         GROUP BY 2, 3, 4, 5, 6 ORDER BY 2, 3, 4, 5, 6

@@ -35,12 +35,13 @@ local function fast()
   -- Negated, so that NaN fails too.
   if not (behind <= 1000000) then return end
   if behind > 0 then ns, nu = ls, lu end
-  local this_hour = ns - fmod(ns, 3600)
-  local this_field = string.format('%.0f', this_hour)
+  local this_minute = ns - fmod(ns, 60)
+  -- The fields of minutes, by how many minutes ago they began.
+  local fields = {}
   local at_once = pack('<dd', ns, nu)
-  -- Rules by index; usage by index, and its hour if that is not the current one.
-  local rules_at, counted, hours = {}, {}, {}
-  -- Pending writes: indices of buckets and of usage, leases that begin and that end, and the open leases.
+  -- Rules by index; usage by slot: its index, and 65536 for each minute ago.
+  local rules_at, counted = {}, {}
+  -- Pending writes: indices of buckets and slots of usage, leases that begin and that end, and the open leases.
   local expires, changed, used, is_used, begun, ended, closed, due, gone = {}, {}, {}, {}, {}, {}, {}, {}, {}
   -- The moments of the batch, the ids of each, and the pending writes of each.
   local moments, ids_at, places_at, ended_at, id_of = {}, {}, {}, {}, {}
@@ -92,22 +93,25 @@ local function fast()
 
   -- The stored form of the usage of the limits in `mask`.
   local function read_lines(rules, amounts, from, mask)
-    local lines, format, size = {}, { '<' }, 0
+    local lines, format, size, none = {}, { '<' }, 0, {}
     for i = 1, rules.n do
       local rule = rules[i]
       if unpack_of('<d', amounts, from + rule[2]) ~= NONE then
         lines[#lines + 1] = { rule[9], rule[2] }
         format[#format + 1] = 'c' .. #rule[9] .. 'ddd'
         size = size + #rule[9] + 24
+        local n = #none
+        none[n + 1], none[n + 2], none[n + 3], none[n + 4] = rule[9], 0, 0, 0
       end
     end
     lines.n, lines.size, lines.format = #lines, size, table.concat(format)
+    lines.none = pack(lines.format, unpack(none))
     rules.lines[mask] = lines
     return lines
   end
 
   -- What a step changes if it succeeds: indices and values of buckets, and their new expiry if it changes;
-  -- indices and values of usage.
+  -- slots and values of usage.
   local places, values, keeps, usages, tallies, before, a, is_list = {}, {}, {}, {}, {}, {}, 1, nil
 
   -- Runs a step for the leases from one position to another; all or nothing.
@@ -133,7 +137,7 @@ local function fast()
       lease = got[leases[i]]
       if (not lease) == is_settle then return end
     end
-    local amounts, from, field, until_s = asked, 33, this_field, ns + 600
+    local amounts, from, ago, until_s = asked, 33, 0, ns + 600
     local span_s, span_u, on_expiry, text, due_at, _
     if is_draw then
       _, span_s, span_u, on_expiry, text = unpack_of('<dddBH', asked, at + 6 * levels)
@@ -149,7 +153,7 @@ local function fast()
         if actual ~= NONE and actual ~= unpack_of('<d', lease, 72 + i) then return end
       end
       amounts, from = lease, 72
-      if drawn_s < this_hour then field = string.format('%.0f', drawn_s - fmod(drawn_s, 3600)) end
+      if drawn_s < this_minute then ago = (this_minute - drawn_s + fmod(drawn_s, 60)) / 60 end
     end
 
     local size = 17
@@ -210,16 +214,17 @@ local function fast()
         usages[level] = nil
       else
         if count > 50 then return end
-        local lines, raw = rules.lines[mask] or read_lines(rules, amounts, from, mask), counted[usage_at]
+        local slot = usage_at + 65536 * ago
+        local lines, raw = rules.lines[mask] or read_lines(rules, amounts, from, mask), counted[slot]
         if not raw then
-          raw = redis.pcall('HGET', KEYS[open + usage_at], field)
+          if not fields[ago] then fields[ago] = string.format('n%.0f', this_minute - 60 * ago) end
+          raw = redis.pcall('HGET', KEYS[open + usage_at], fields[ago]) or lines.none
           if type(raw) ~= 'string' then return end
-          counted[usage_at] = raw
-          if field ~= this_field then hours[usage_at] = field end
+          counted[slot] = raw
         end
-        if (hours[usage_at] or this_field) ~= field or #raw < lines.size then return end
+        if #raw < lines.size then return end
         for i = 1, level - 1 do
-          if usages[i] == usage_at then return end
+          if usages[i] == slot then return end
         end
         local numbers = { unpack_of(lines.format, raw) }
         for i = 1, lines.n do
@@ -231,7 +236,7 @@ local function fast()
           numbers[place], numbers[place + 2] = all, numbers[place + 2] + times
           if level == 1 then numbers[place + 1] = numbers[place + 1] + units end
         end
-        usages[level], tallies[level] = usage_at, pack(lines.format, unpack(numbers))
+        usages[level], tallies[level] = slot, pack(lines.format, unpack(numbers))
         if #raw > lines.size then tallies[level] = tallies[level] .. sub(raw, lines.size + 1) end
       end
     end
@@ -336,8 +341,9 @@ local function fast()
     end
   end
   for i = 1, #used do
-    local usage = used[i]
-    call('HSET', KEYS[open + usage], hours[usage] or this_field, counted[usage])
+    local slot = used[i]
+    local usage = fmod(slot, 65536)
+    call('HSET', KEYS[open + usage], fields[(slot - usage) / 65536], counted[slot])
   end
   for i = 1, #begun, 2 do call('SET', begun[i], begun[i + 1]) end
   for i = 1, #ended, 2 do call('SET', ended[i], ended[i + 1], 'PX', '600000') end

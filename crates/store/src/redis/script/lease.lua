@@ -219,9 +219,9 @@ local function make(which)
     write_buckets()
   end
 
-  -- Adds the used units to the ledger, in the hour of the draw.
+  -- Adds the used units to the ledger, in the minute of the draw.
   local function count(used, drawn_s)
-    local field = string.format('%.0f', drawn_s - fmod(drawn_s, 3600))
+    local field = string.format('n%.0f', drawn_s - fmod(drawn_s, 60))
     for level = 1, levels do buckets[level] = buckets[level] or {} end
     local tallies = {}
     each_limit(used, function(level, _, _, _, units, _, _, _, limit)

@@ -16,7 +16,7 @@ const HOUR: Duration = Duration::from_secs(3_600);
 
 /// Usage of every window is kept for an hour.
 pub(crate) const SHORT_RETENTION: Retention =
-    Retention { hours: Some(HOUR), days: Some(HOUR), months: Some(HOUR), audit: None };
+    Retention { minutes: Some(HOUR), hours: Some(HOUR), days: Some(HOUR), months: Some(HOUR), audit: None };
 
 /// Draws and cancels: the subject exists without usage.
 async fn touch(store: &dyn Store, entity: &str) {

@@ -70,9 +70,9 @@ async fn schema_is_created_once() {
     for is_new in [true, false] {
         let made = life(&schema, "&namespace=prod").init().await.unwrap();
         let parts: Vec<_> = made.parts.iter().map(|made| (made.part.kind, made.is_new)).collect();
-        assert_eq!((parts, made.schema), (vec![("schema", is_new), ("namespace", is_new)], 5));
+        assert_eq!((parts, made.schema), (vec![("schema", is_new), ("namespace", is_new)], 6));
     }
-    assert_eq!(versions(&schema).await, (vec![1, 2, 3, 4, 5], 4));
+    assert_eq!(versions(&schema).await, (vec![1, 2, 3, 4, 5, 6], 5));
 }
 
 #[tokio::test]
@@ -102,22 +102,22 @@ async fn upgraded_schema_keeps_its_data() {
     filled(&schema).await;
     as_version_1(&schema).await;
     let checked = life(&schema, "").check().await.unwrap();
-    assert_eq!((checked.readiness(), checked.schema, checked.schema_wanted), (Readiness::Older, Some(1), 5));
+    assert_eq!((checked.readiness(), checked.schema, checked.schema_wanted), (Readiness::Older, Some(1), 6));
     let refused = error_text(life(&schema, "").init().await);
     assert!(
-        refused.ends_with("has schema version 1, older than 5: run `tidegate store upgrade`"),
+        refused.ends_with("has schema version 1, older than 6: run `tidegate store upgrade`"),
         "{refused}"
     );
 
     let upgraded = life(&schema, "").upgrade().await.unwrap();
-    assert_eq!((upgraded.parts[0].from, upgraded.schema), (1, 5));
+    assert_eq!((upgraded.parts[0].from, upgraded.schema), (1, 6));
     assert!(has_functions(&schema).await);
     let kept = life(&schema, "").check().await.unwrap().clock_offset;
     assert_eq!(kept, Some(Duration::from_secs(60)));
     let again = life(&schema, "").upgrade().await.unwrap();
-    assert_eq!((again.parts[0].from, again.schema), (5, 5));
+    assert_eq!((again.parts[0].from, again.schema), (6, 6));
     // The time of the first version is unknown.
-    assert_eq!(versions(&schema).await, (vec![1, 2, 3, 4, 5], 4));
+    assert_eq!(versions(&schema).await, (vec![1, 2, 3, 4, 5, 6], 5));
     assert_contents_intact(&schema).await;
 }
 
@@ -128,7 +128,7 @@ async fn open_upgrades_an_older_schema() {
     filled(&schema).await;
     as_version_1(&schema).await;
     assert_contents_intact(&schema).await;
-    assert_eq!(versions(&schema).await, (vec![1, 2, 3, 4, 5], 4));
+    assert_eq!(versions(&schema).await, (vec![1, 2, 3, 4, 5, 6], 5));
 }
 
 #[tokio::test]
@@ -148,7 +148,7 @@ async fn one_of_many_concurrent_upgrades_runs() {
         from.push(upgrade.await.unwrap().unwrap().parts[0].from);
     }
     from.sort_unstable();
-    assert_eq!(from, [1, 5, 5, 5, 5, 5]);
+    assert_eq!(from, [1, 6, 6, 6, 6, 6]);
     assert_contents_intact(&schema).await;
 }
 
@@ -163,7 +163,7 @@ async fn newer_schema_is_refused_with_both_versions() {
     for refused in
         [error_text(life.init().await), error_text(life.check().await), error_text(life.upgrade().await)]
     {
-        assert!(refused.ends_with("has schema version 99, newer than 5: use a newer tidegate"), "{refused}");
+        assert!(refused.ends_with("has schema version 99, newer than 6: use a newer tidegate"), "{refused}");
     }
 }
 
@@ -198,8 +198,8 @@ async fn namespaces_are_listed_with_schema_and_counts() {
     let text = str::to_owned;
     let expected = [
         (text("newer"), text(""), Some(99), None, None, None),
-        (text("ours"), text("another"), Some(5), Some(0), Some(0), Some(0)),
-        (text("ours"), text("default"), Some(5), Some(2), Some(1), Some(1)),
+        (text("ours"), text("another"), Some(6), Some(0), Some(0), Some(0)),
+        (text("ours"), text("default"), Some(6), Some(2), Some(1), Some(1)),
     ];
     assert_eq!(listed.spaces.iter().map(row).collect::<Vec<_>>(), expected);
     assert!(!listed.has_more);

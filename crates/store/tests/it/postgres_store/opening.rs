@@ -87,7 +87,7 @@ async fn newer_and_foreign_schemas_are_refused() {
     let error = options.open().await.unwrap_err();
     assert!(matches!(error, StoreError::Invalid { .. }), "{error:?}");
     assert!(
-        error.to_string().ends_with("has schema version 99, newer than 5: use a newer tidegate"),
+        error.to_string().ends_with("has schema version 99, newer than 6: use a newer tidegate"),
         "{error}"
     );
 

@@ -75,7 +75,7 @@ async fn newer_schema_version_is_refused() {
     ask::<i64>(&mut connection, &["HSET", &format!("tidegate:{{{namespace}}}:meta"), "schema", "99"]).await;
     let error = options_at(&url).namespace(&namespace).open().await.expect_err("the schema is newer");
     let sentence = error.to_string();
-    assert!(sentence.ends_with("has schema version 99, newer than 3: use a newer tidegate"), "{sentence}");
+    assert!(sentence.ends_with("has schema version 99, newer than 4: use a newer tidegate"), "{sentence}");
 }
 
 #[tokio::test]

@@ -1,10 +1,11 @@
 //! The fast path that most steps take matches the slow path. The suite watches every call, which takes the
 //! slow path.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tidegate_core::limit::rule::Limit;
-use tidegate_core::limit::usage::Window;
+use tidegate_core::limit::usage::{Tally, Window};
 use tidegate_core::random::Random;
 use tidegate_core::time::Stamp;
 use tidegate_store::{
@@ -130,7 +131,7 @@ async fn unwatched_steps_take_the_fast_path() {
     let levels = levels(1, &[("user", &limits), ("org", &limits)]);
     let unwatched = |draw: Draw| Draw { is_watched: false, ..draw };
     let cost = [("rpm", 1), ("tpm", 5)];
-    // The first spend creates the buckets and the lines of this hour.
+    // The first spend creates the buckets.
     granted(store.spend(&unwatched(draw(&levels, &cost))).await);
     let mut connection = connect(&server.url()).await;
     ask::<String>(&mut connection, &["CONFIG", "RESETSTAT"]).await;
@@ -146,4 +147,49 @@ async fn unwatched_steps_take_the_fast_path() {
     let gets = stats.lines().find_map(|line| line.strip_prefix("cmdstat_get:calls="));
     let gets: u64 = gets.and_then(|gets| gets.split(',').next()).map_or(0, |gets| gets.parse().unwrap());
     assert!(gets <= 6, "{gets} of 150 steps took the slow path:\n{stats}");
+}
+
+/// One batch settles leases drawn in several minutes: each counts in its own.
+#[tokio::test]
+async fn batch_counts_in_the_minutes_of_its_draws() {
+    skip_without!(REDIS_SERVER);
+    let server = Server::start(&[]).await;
+    let store = options_at(&server.url()).swept_every(NEVER_SWEPT).open().await.unwrap();
+    let mut connection = connect(&server.url()).await;
+    let limits = [slow("rpm", 10_000), slow("tpm", 20_000)];
+    let levels = levels(1, &[("user", &limits), ("org", &limits)]);
+    let mut leases = Vec::new();
+    for minutes_ago in [0, 0, 1, 1, 1, 2, 90] {
+        let lease = Draw { is_watched: false, ..draw(&levels, &[("rpm", 1), ("tpm", 5)]) };
+        let at = granted(store.draw(&lease).await).at;
+        let drawn = u32::try_from(at.as_micros() / 1_000_000).unwrap() - 60 * minutes_ago;
+        // As if it had been drawn earlier: its record begins with a byte, a step and the second of the draw.
+        let key = format!("tidegate:{{default}}:l:{}", lease.lease);
+        let mut set = redis::cmd("SETRANGE");
+        let set = set.arg(&key).arg(5).arg(f64::from(drawn).to_le_bytes().as_slice());
+        set.exec_async(&mut connection).await.unwrap();
+        leases.push((lease, Stamp::from_secs(drawn.into())));
+    }
+    ask::<String>(&mut connection, &["CONFIG", "RESETSTAT"]).await;
+    let settles = leases.iter().map(|(lease, _)| {
+        let settle = Settle { is_watched: false, ..settle(lease, &[]) };
+        let store = &store;
+        async move { store.settle(&settle).await.unwrap() }
+    });
+    futures_util::future::join_all(settles).await;
+    for (entity, own) in [("user", 5), ("org", 0)] {
+        let mut expected: BTreeMap<Stamp, Tally> = BTreeMap::new();
+        for (_, drawn) in &leases {
+            let line = expected.entry(Window::Minute.around(*drawn).start).or_default();
+            line.add(Tally { units: 5, own, leases: 1 });
+        }
+        let of = UsageOf::Entity(subject(entity).entity);
+        let query = UsageQuery { of, window: Window::Minute, range: Stamp::ZERO..Stamp::MAX };
+        let lines = store.usage(&query, &Paging::default()).await.unwrap().items;
+        let lines = lines.iter().filter(|line| line.limit.as_str() == "tpm");
+        assert_eq!(lines.map(|line| (line.start, line.tally)).collect::<BTreeMap<_, _>>(), expected);
+    }
+    // The slow path reads one bucket after the other.
+    let stats: String = ask(&mut connection, &["INFO", "commandstats"]).await;
+    assert!(!stats.contains("cmdstat_get:"), "a step took the slow path:\n{stats}");
 }

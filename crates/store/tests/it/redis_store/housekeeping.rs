@@ -57,7 +57,7 @@ async fn age(connection: &mut MultiplexedConnection, namespace: &str, span: Dura
         let fields: Vec<(String, Vec<u8>)> =
             redis::cmd("HGETALL").arg(&key).query_async(connection).await.expect("usage of this namespace");
         for (field, value) in fields.iter().filter(|(field, _)| !field.starts_with('m')) {
-            let (letter, start) = field.split_at(usize::from(field.starts_with('d')));
+            let (letter, start) = field.split_at(usize::from(field.starts_with(['d', 'n'])));
             let start = start.parse::<u64>().expect("usage of this namespace") - span.as_secs();
             redis::cmd("HDEL")
                 .arg(&key)
@@ -81,8 +81,13 @@ async fn age(connection: &mut MultiplexedConnection, namespace: &str, span: Dura
 async fn each_window_has_its_own_retention() {
     skip_without!(REDIS);
     let (namespace, url) = (unique("ages"), address(REDIS));
-    let kept =
-        Retention { hours: Some(2 * HOUR), days: Some(36 * HOUR), months: None, audit: Some(3 * HOUR) };
+    let kept = Retention {
+        minutes: Some(HOUR),
+        hours: Some(2 * HOUR),
+        days: Some(36 * HOUR),
+        months: None,
+        audit: Some(3 * HOUR),
+    };
     let store = options_at(&url).namespace(&namespace).retention(kept).open().await.unwrap();
     let mut connection = connect(&url).await;
     spend(&store, "acme", 4).await;

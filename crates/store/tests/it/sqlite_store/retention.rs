@@ -38,8 +38,13 @@ async fn audited(store: &Sqlite) -> usize {
 #[tokio::test]
 async fn each_window_has_its_own_retention() {
     let (place, clock) = (TempFile::new(), ManualWall::new(START));
-    let kept =
-        Retention { hours: Some(2 * HOUR), days: Some(36 * HOUR), months: None, audit: Some(3 * HOUR) };
+    let kept = Retention {
+        minutes: Some(HOUR),
+        hours: Some(2 * HOUR),
+        days: Some(36 * HOUR),
+        months: None,
+        audit: Some(3 * HOUR),
+    };
     let store = place.options(&clock).retention(kept).open().await.unwrap();
     let acme = own("acme", 1_000);
     for hour in 0..6 {
@@ -50,6 +55,7 @@ async fn each_window_has_its_own_retention() {
     }
     // At 14:00 the hourly limit deletes usage until 12:00, and the audit limit entries before 11:00.
     store.sweep(100).await.unwrap();
+    assert_eq!(lines(&store, "acme", Window::Minute).await, [6]);
     assert_eq!(lines(&store, "acme", Window::Hour).await, [5, 6]);
     assert_eq!(lines(&store, "acme", Window::Day).await, [21]);
     assert_eq!(audited(&store).await, 3);

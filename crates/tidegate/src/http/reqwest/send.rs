@@ -1,20 +1,30 @@
 //! One hop: a request to one upstream, with retries.
 
+use std::future::{Future as _, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
 use ::http::header::HeaderName;
 use ::http::{Extensions, Method, StatusCode};
 use ::reqwest::{Body, Request, Response, ResponseBuilderExt as _};
 use reqwest_middleware::{Error, Next};
 use tidegate_core::classes::Completion;
+use tidegate_core::cost::Cost;
 use tidegate_core::outcome::{Kind, Outcome};
 
 use super::error::ThrottleError;
 use super::usage::UsageBody;
 use super::{Replay, Throttling, authority};
 use crate::permit::Permit;
-use crate::permit_body::{Hold, OwnedCharge, PermitBody};
+use crate::permit_body::{Hold, OwnedCharge, PermitBody, is_decided_by_body};
 use crate::run::{Class, RetryState, RunError, Step};
+use crate::throttle::Throttle;
 
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+
+/// Timeout for the beginning of a rejection's body, which names the quota that was exceeded.
+const REJECTION_TIME: Duration = Duration::from_secs(1);
 
 /// The number of attempts and redirects behind a response, as one of its extensions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +75,8 @@ impl Throttling {
                         Ok(response) if ending.is_last() => {
                             Ok(self.hold_until_body_end(permit, outcome, response))
                         }
-                        result => {
+                        mut result => {
+                            let outcome = with_body(&throttle, outcome, cost, &mut result).await;
                             permit.settle(outcome);
                             result
                         }
@@ -138,6 +149,30 @@ impl Throttling {
             Err(error) => matches!(error, Error::Reqwest(error) if error.is_connect()),
         }
     }
+}
+
+/// The outcome of a response that is not passed on, with the quota that the beginning of its body names.
+async fn with_body(
+    throttle: &Throttle,
+    outcome: Outcome,
+    cost: Cost,
+    result: &mut Result<Response, Error>,
+) -> Outcome {
+    let Ok(response) = result else { return outcome };
+    if !is_decided_by_body(&outcome, cost) {
+        return outcome;
+    }
+    let clock = throttle.inner.clock();
+    let mut late = clock.sleep_until(clock.now() + REJECTION_TIME);
+    let mut chunk = pin!(response.chunk());
+    poll_fn(|context| {
+        if let Poll::Ready(chunk) = chunk.as_mut().poll(context) {
+            let body = chunk.ok().flatten().unwrap_or_default();
+            return Poll::Ready(outcome.exceeded_in(&body));
+        }
+        late.as_mut().poll(context).map(|()| outcome)
+    })
+    .await
 }
 
 /// The properties of a request that are needed after it is sent.

@@ -64,6 +64,11 @@ impl Reply {
         self
     }
 
+    pub(crate) fn body(mut self, body: &str) -> Self {
+        body.clone_into(&mut self.body);
+        self
+    }
+
     /// Closes the connection in the middle of the body.
     pub(crate) fn cut(mut self) -> Self {
         self.end = End::Cut;

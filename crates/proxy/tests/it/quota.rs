@@ -1,0 +1,89 @@
+//! Tenants share an upstream that hides its limits, and slow readers share a proxy.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tidegate_core::limit::token::TokenScope;
+use tokio::time::{Instant, sleep_until};
+
+use crate::kit::client::{Caller, eventually, mock, proxy, start, upstream};
+use crate::kit::codec::json;
+use crate::kit::tenants::Store;
+
+/// Requests per second of the hidden limit.
+const RATE: u64 = 40;
+/// The length of the run. Its first fifth is for learning.
+const RUN: Duration = Duration::from_mins(1);
+const CALLERS: usize = 64;
+
+/// Time is paused: it advances when nothing else happens, so the speed of the machine does not matter.
+#[tokio::test(start_paused = true)]
+async fn callers_of_four_tenants_use_a_hidden_quota() {
+    let addr = mock("openai", |options| {
+        options.limits = vec![format!("requests:{RATE}/s").parse().unwrap()];
+        options.is_hidden = true;
+        options.latency = Duration::from_millis(100);
+    })
+    .await;
+    let store = Store::new(&["tokens:1G/day"]).await;
+    let through = start(proxy(&[upstream("openai", addr).key("sk-real")], Some(store.tenants()))).await;
+    let names = ["a", "b", "c", "d"];
+    let tokens = join_all(names.map(|name| store.token(name, TokenScope::Acquire))).await;
+    let began = Instant::now();
+    let calls = (0..CALLERS).map(|number| {
+        let caller = Caller::new(through).with("authorization", &format!("Bearer {}", tokens[number % 4]));
+        async move {
+            let (mut calls, mut refused) = (0, 0);
+            while began.elapsed() < RUN {
+                let reply =
+                    caller.post("/openai/v1/responses", &json!({"model": "m", "input": "hello"})).await;
+                calls += 1;
+                refused += u64::from(reply.status == 429);
+            }
+            (calls, refused)
+        }
+    });
+    let totals = async || Caller::new(addr).get("/mock/totals").await.json();
+    let learned = async {
+        sleep_until(began + RUN / 5).await;
+        let early = totals().await["completed"].as_u64().unwrap();
+        sleep_until(began + RUN).await;
+        totals().await["completed"].as_u64().unwrap() - early
+    };
+    let (results, completed) = tokio::join!(join_all(calls), learned);
+    let quota = RATE * RUN.as_secs() / 5 * 4;
+    assert!(completed * 100 >= quota * 95, "{completed} of {quota} calls");
+    let sum = |of: fn(&(u64, u64)) -> u64| results.iter().map(of).sum::<u64>();
+    let (calls, refused) = (sum(|result| result.0), sum(|result| result.1));
+    assert!(refused * 100 <= calls, "{refused} of {calls} calls end in a 429");
+
+    // The ledger and the mock count the same.
+    let counted = totals().await;
+    for (limit, total) in
+        [("requests", "completed"), ("input_tokens", "input_tokens"), ("output_tokens", "output_tokens")]
+    {
+        let total = counted[total].as_u64().unwrap();
+        let used = async || {
+            let used = join_all(names.map(|name| store.used(name, "m", limit))).await;
+            assert!(used.iter().all(|used| *used > 0), "every tenant is served: {used:?}");
+            used.iter().sum::<u64>()
+        };
+        eventually("all calls are booked", async || used().await >= total).await;
+        assert_eq!(used().await, total, "{limit}");
+    }
+}
+
+#[tokio::test]
+async fn slow_readers_hold_up_no_other_call() {
+    let through = start(proxy(&[upstream("generic", mock("generic", |_| {}).await)], None)).await;
+    let mut unread = Vec::new();
+    for _ in 0..8 {
+        unread.push(Caller::new(through).begin("GET", "/generic/bytes/1000000000", "").await);
+    }
+    let caller = Caller::new(through);
+    for _ in 0..10 {
+        assert_eq!(caller.get("/generic/bytes/300000").await.text.len(), 300_000);
+    }
+    let scopes = caller.get("/tidegate/scopes").await.json();
+    assert_eq!(scopes["scopes"][0]["in_flight"], 8, "they go on: {scopes}");
+}
