@@ -18,8 +18,9 @@ const PAUSE_MAX: Duration = Duration::from_hours(24);
 /// Where a fetch differs from the preset `host`.
 const DEFAULTS: [(&str, &str); 3] = [("slots.max", "8"), ("pause.max", "24h"), ("retry.attempts", "4")];
 /// Keys for throttles that callers wait at or that know the size of a request; a trailing dot is a group.
-const WITHOUT_EFFECT: [&str; 9] = [
+const WITHOUT_EFFECT: [&str; 10] = [
     "budget.",
+    "budgets",
     "bytes.",
     "keyed.enabled",
     "milestone_percent",
@@ -285,6 +286,7 @@ mod tests {
     fn key_without_effect_is_refused() {
         for (file, why) in [
             ("waiters_max = 5", "`waiters_max` has no effect on a fetch"),
+            ("budgets = ['tpm:90k/min']", "`budgets` has no effect on a fetch"),
             ("auto.rate_min = 5\nauto.rate_max = 2", "auto.rate_min"),
         ] {
             let failure = Gates::new(Config::from_toml(file).unwrap(), &LimitOptions::default()).unwrap_err();
