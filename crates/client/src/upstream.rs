@@ -80,7 +80,7 @@ wire! {
     #[derive(Default)]
     #[serde(deny_unknown_fields)]
     pub struct RetryAdvice {
-        /// Whether it failed in a way that a retry may mend, attempts are left, and the budget had a retry, which is
+        /// Whether the failure is retryable, attempts are left, and the budget had a retry, which is
         /// taken.
         pub allowed: bool,
         /// How long to wait before the permit for the next attempt is acquired.

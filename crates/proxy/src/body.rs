@@ -4,6 +4,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use hyper::body::{Body, Bytes, Frame, SizeHint};
+use tidegate_server::Slot;
 
 use crate::listener::BodyError;
 use crate::ticket::{Ending, Ticket};
@@ -16,13 +17,15 @@ pub(crate) struct MeteredBody {
     inner: Prefixed,
     reader: UsageReader,
     ticket: Option<Ticket>,
+    /// The place of the call among those of its tenant.
+    _slot: Slot,
     /// Why the body broke off, if the caller does not know yet.
     broken: Option<BodyError>,
 }
 
 impl MeteredBody {
-    pub(crate) const fn new(inner: Prefixed, reader: UsageReader, ticket: Ticket) -> Self {
-        Self { inner, reader, ticket: Some(ticket), broken: None }
+    pub(crate) const fn new(inner: Prefixed, reader: UsageReader, ticket: Ticket, slot: Slot) -> Self {
+        Self { inner, reader, ticket: Some(ticket), _slot: slot, broken: None }
     }
 
     fn end(&mut self, is_complete: bool) {

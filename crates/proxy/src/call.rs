@@ -80,14 +80,16 @@ pub(crate) async fn forward(proxy: &Inner, upstream: &Upstream, request: Request
     let (prepared, mut info) = prepare(proxy, (upstream, &caller), head, body).await?;
     info.tenant = caller.entity.as_ref().map(|entity| entity.as_str().to_owned()).unwrap_or_default();
     let model = info.model.clone().unwrap_or_default();
-    info.tokens.output =
-        proxy.estimates.output(&info.tenant, &model).min(info.tokens.output_max.unwrap_or(u64::MAX));
-    if info.model.is_none() {
+    if info.model.is_some() {
+        let output = proxy.estimates.output(&info.tenant, &model);
+        info.tokens.output = output.min(info.tokens.output_max.unwrap_or(u64::MAX));
+    } else {
         info.tokens = Tokens::default();
     }
     let lease = match (&proxy.tenants, &caller.entity) {
         (Some(tenants), Some(entity)) => {
             let tokens = CallTokens { input: info.tokens.input, output: info.tokens.output };
+            let tokens = info.reads_usage.then_some(tokens);
             let resource = if model.is_empty() { &*upstream.name } else { model.as_str() };
             let drawn = tenants.draw(entity, resource, tokens, left(deadline)).await;
             Some(drawn.inspect_err(|_| count(&proxy.counts.refused_by_limits, 1))?)
@@ -210,7 +212,8 @@ async fn prepare(
         return Err(Refusal::invalid("the name of a model must have no escapes of its own"));
     }
     let bytes = length.or(beginning.as_ref().map(|bytes| bytes.len() as u64)).unwrap_or(max as u64);
-    let input = proxy.estimates.input(model.as_deref().unwrap_or_default(), bytes, form.is_some());
+    let estimate = |model: &str| proxy.estimates.input(model, bytes, form.is_some());
+    let input = model.as_deref().map_or(0, estimate);
     let tokens = Tokens { input, output: 0, output_max: facts.output_max, choices: facts.choices };
     let is_form = form.is_some();
     let mut headers = head.headers;
@@ -426,11 +429,7 @@ fn passed(
         head.headers.remove(CONTENT_LENGTH);
     }
     head.version = Version::HTTP_11;
-    let body = MeteredBody::new(body, reader, ticket).map_frame(move |frame| {
-        let _held = &slot;
-        frame
-    });
-    Response::from_parts(head, body.boxed_unsync())
+    Response::from_parts(head, MeteredBody::new(body, reader, ticket, slot).boxed_unsync())
 }
 
 fn outcome_of(head: &response::Parts) -> Outcome {

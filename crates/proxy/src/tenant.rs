@@ -18,7 +18,7 @@ use crate::refusal::Refusal;
 /// holds.
 const LEASE_DEADLINE: Duration = Duration::from_mins(15);
 
-/// Names of limits that are drawn if the tenant has them, and the unit of each.
+/// Names of limits that are drawn if the tenant has them, and the unit of each. Those of requests come first.
 const ALIASES: [(&str, Unit); 8] = [
     ("rpm", Unit::Request),
     ("rph", Unit::Request),
@@ -29,6 +29,9 @@ const ALIASES: [(&str, Unit); 8] = [
     ("itpm", Unit::Input),
     ("otpm", Unit::Output),
 ];
+
+/// How many of them count requests.
+const REQUEST_ALIASES: usize = 3;
 
 #[derive(Debug, Clone, Copy)]
 enum Unit {
@@ -56,7 +59,11 @@ pub(crate) struct CallTokens {
 
 /// The limits that a call holds.
 #[derive(Debug)]
-pub(crate) struct TenantLease(Lease);
+pub(crate) struct TenantLease {
+    lease: Lease,
+    /// Whether it holds limits of tokens, and not of requests only.
+    has_tokens: bool,
+}
 
 impl CallTokens {
     const fn units(self, unit: Unit) -> u64 {
@@ -68,7 +75,7 @@ impl CallTokens {
         }
     }
 
-    /// The units of names that are always recorded.
+    /// The units of names that are always recorded, requests first.
     fn recorded(self, is_estimated: bool) -> [(&'static str, u64); 5] {
         [
             ("requests", 1),
@@ -115,20 +122,26 @@ impl Tenants {
         entity_of(token)
     }
 
-    /// Draws the limits of a tenant, waiting up to `within`.
+    /// Draws the limits of a tenant, waiting up to `within`. Without `tokens` the call can use none, and only
+    /// requests are drawn and recorded.
     pub(crate) async fn draw(
         &self,
         entity: &EntityId,
         model: &str,
-        tokens: CallTokens,
+        tokens: Option<CallTokens>,
         within: Duration,
     ) -> Result<TenantLease, Refusal> {
         let resource = ResourceName::new(model).map_err(|error| Refusal::invalid(error.to_string()))?;
+        let has_tokens = tokens.is_some();
+        let tokens = tokens.unwrap_or_default();
         let cost = tokens.recorded(false);
         let aliases = ALIASES.map(|(name, unit)| (name, tokens.units(unit)));
+        let (cost, aliases) =
+            if has_tokens { (&cost[..], &aliases[..]) } else { (&cost[..1], &aliases[..REQUEST_ALIASES]) };
         let request =
-            self.limiter.request((entity.as_str(), resource.as_str()), &cost).if_limited(&aliases).recorded();
-        Ok(TenantLease(request.deadline(LEASE_DEADLINE).acquire_within(within).await?))
+            self.limiter.request((entity.as_str(), resource.as_str()), cost).if_limited(aliases).recorded();
+        let lease = request.deadline(LEASE_DEADLINE).acquire_within(within).await?;
+        Ok(TenantLease { lease, has_tokens })
     }
 }
 
@@ -143,18 +156,24 @@ fn entity_of(token: &Token) -> Result<EntityId, Refusal> {
 impl TenantLease {
     /// Books what the call used. `is_estimated` if the upstream did not report all of it.
     pub(crate) fn settle(mut self, tokens: CallTokens, is_estimated: bool) {
-        let mut units = tokens.recorded(is_estimated).to_vec();
-        let held = ALIASES.iter().filter(|(name, _)| self.0.held(name).is_some());
-        units.extend(held.map(|(name, unit)| (*name, tokens.units(*unit))));
+        let recorded = tokens.recorded(is_estimated);
+        let (recorded, aliases) = if self.has_tokens {
+            (&recorded[..], &ALIASES[..])
+        } else {
+            (&recorded[..1], &ALIASES[..REQUEST_ALIASES])
+        };
+        let held = aliases.iter().filter(|(name, _)| self.lease.held(name).is_some());
+        let held = held.map(|(name, unit)| (*name, tokens.units(*unit)));
+        let units: Vec<(&str, u64)> = recorded.iter().copied().chain(held).collect();
         // A store in this process responds at once; for others the settler completes it in the background.
-        if let Some(Err(error)) = self.0.settle(&units).now_or_never() {
+        if let Some(Err(error)) = self.lease.settle(&units).now_or_never() {
             tracing::warn!(%error, "the usage of a call cannot be booked");
         }
     }
 
     /// Returns everything: the call used nothing.
     pub(crate) fn cancel(mut self) {
-        if let Some(Err(error)) = self.0.cancel().now_or_never() {
+        if let Some(Err(error)) = self.lease.cancel().now_or_never() {
             tracing::warn!(%error, "the units of a call cannot be returned");
         }
     }

@@ -63,28 +63,33 @@ fn main() -> Result<()> {
     }
 }
 
-/// The connections to one side, and its best round.
+/// One side, and its best round.
 struct Side {
-    connections: Vec<Connection>,
+    target: Target,
     per_second: f64,
     latencies: Latencies,
 }
 
 impl Side {
-    async fn connect(target: &Target) -> Result<Self> {
-        Ok(Self { connections: target.connect(BODY).await?, per_second: 0.0, latencies: Latencies::NONE })
+    const fn new(target: Target) -> Self {
+        Self { target, per_second: 0.0, latencies: Latencies::NONE }
+    }
+
+    /// Some peers close connections that are idle between rounds.
+    async fn connect(&self) -> Result<Vec<Connection>> {
+        self.target.connect(BODY).await
     }
 
     /// Runs one more round as fast as the side responds. Returns the number of its calls.
     async fn round(&mut self) -> Result<f64> {
-        let per_second = run_closed_loop(&mut self.connections, ROUND).await?;
+        let per_second = run_closed_loop(&mut self.connect().await?, ROUND).await?;
         self.per_second = self.per_second.max(per_second);
         Ok(per_second * ROUND.as_secs_f64())
     }
 
     /// Runs one more round at this rate.
     async fn round_at(&mut self, per_second: f64) -> Result<()> {
-        let latencies = run_at_rate(&mut self.connections, per_second, ROUND).await?;
+        let latencies = run_at_rate(&mut self.connect().await?, per_second, ROUND).await?;
         self.latencies = self.latencies.or(latencies);
         Ok(())
     }
@@ -98,9 +103,9 @@ fn rate(rounds: u32) -> Result<Vec<Row>> {
         let ours = Ours::with_tenants("generic", &upstream).await?;
         let plain = Ours::plain("generic", &upstream).await?;
         let nginx = Peer::nginx(&upstream).await?;
-        let mut at_ours = Side::connect(&ours.target(PATH)?).await?;
-        let mut at_plain = Side::connect(&plain.target(PATH)?).await?;
-        let mut at_nginx = Side::connect(&nginx.target(PATH)).await?;
+        let mut at_ours = Side::new(ours.target(PATH)?);
+        let mut at_plain = Side::new(plain.target(PATH)?);
+        let mut at_nginx = Side::new(nginx.target(PATH));
         let (mut cpu, mut cpu_plain, mut cpu_nginx) = (f64::INFINITY, f64::INFINITY, f64::INFINITY);
         let micros =
             |from: Duration, to: Duration, calls: f64| to.saturating_sub(from).as_secs_f64() * 1e6 / calls;
@@ -157,13 +162,10 @@ fn litellm(rounds: u32) -> Result<Vec<Row>> {
         let litellm = Peer::litellm(&python, &mock).await?;
         let (ours, nginx) = (Ours::plain("openai", &mock).await?, Peer::nginx(&mock).await?);
         let direct = Target { addr: mock, path: PATH.to_owned(), key: "sk-bench".to_owned() };
-        let mut at_mock = Side::connect(&direct).await?;
+        let mut at_mock = Side::new(direct);
         let names = ["proxy_p50", "nginx_p50", "litellm_p50"];
-        let mut sides = [
-            Side::connect(&ours.target(PATH)?).await?,
-            Side::connect(&nginx.target(PATH)).await?,
-            Side::connect(&litellm.target(PATH)).await?,
-        ];
+        let mut sides =
+            [Side::new(ours.target(PATH)?), Side::new(nginx.target(PATH)), Side::new(litellm.target(PATH))];
         let rounds = rounds.clamp(1, ROUNDS_MAX);
         for _ in 0..rounds {
             for side in &mut sides {

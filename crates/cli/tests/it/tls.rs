@@ -159,7 +159,7 @@ fn proxy_reloads_its_certificate_on_sighup() {
         let run = ask(&fixture, &proxy, &["--ca", ca], &["status"]);
         assert_eq!(
             run.stderr.contains("is not trusted"),
-            !run.stderr.contains("the name of an upstream"),
+            !run.stderr.contains("with status 404"),
             "{}",
             run.stderr
         );

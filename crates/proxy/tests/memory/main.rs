@@ -28,7 +28,7 @@ static ALONE: Mutex<()> = Mutex::const_new(());
 const MIB: usize = 1 << 20;
 /// Far more than may be in memory.
 const SIZE: usize = 96 * MIB;
-/// What the caller, the proxy and the upstream may hold together, besides what they hold before.
+/// The most bytes that the caller, the proxy and the upstream may hold in addition to those at the start.
 const HELD_MAX: usize = 12 * MIB;
 
 fn in_use() -> usize {

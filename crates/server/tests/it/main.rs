@@ -15,6 +15,7 @@ mod openapi;
 mod outage;
 #[cfg(feature = "envoy")]
 mod rls;
+#[cfg(feature = "envoy")]
 mod rls_after;
 #[cfg(feature = "envoy")]
 mod rls_bounds;

@@ -1,5 +1,5 @@
-//! Retries of work that another program does: it acquires a permit for each attempt, and is told whether another
-//! attempt may follow.
+//! Retries of work that another program does: it acquires a permit for each attempt, and learns from the answer
+//! whether another attempt may follow.
 
 use std::sync::Arc;
 use std::time::Duration;
