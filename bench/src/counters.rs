@@ -33,19 +33,20 @@ fn run(name: &str, times: u32) -> Result<f64> {
     }
 }
 
-/// Bytes by name, counted by a separate program: a counting allocator would distort the timings.
+/// Numbers by name, measured by a separate program: a counting allocator would distort the timings, and other code
+/// changes what the compiler inlines.
 ///
 /// # Errors
 /// If that program does not start or prints something else.
-pub fn bytes_by(program: &str, arguments: &[&str]) -> Result<BTreeMap<String, f64>> {
+pub fn numbers_by(program: &str, arguments: &[&str]) -> Result<BTreeMap<String, f64>> {
     let program = env::current_exe()?.with_file_name(program);
     let output = Command::new(&program).args(arguments).output().with_context(|| {
         format!("could not start {}, which must be built beside this program", program.display())
     })?;
     let text = String::from_utf8(output.stdout)?;
     let line = |line: &str| {
-        let (name, bytes) = line.split_once(' ')?;
-        Some((name.to_owned(), bytes.parse().ok()?))
+        let (name, number) = line.split_once(' ')?;
+        Some((name.to_owned(), number.parse().ok()?))
     };
     Ok(text.lines().filter_map(line).collect())
 }

@@ -10,7 +10,7 @@ use tidegate::{Across, Entity, EntityId, Expect, Limit, Limiter, Memory, Policy,
 use tokio::runtime::Runtime;
 
 use tidegate_bench::Case;
-use tidegate_bench::counters::{bytes_by, instructions};
+use tidegate_bench::counters::{instructions, numbers_by};
 use tidegate_bench::measure::best_of_batches;
 use tidegate_bench::report::Row;
 
@@ -175,7 +175,7 @@ fn pooled(rounds: u32) -> Result<Row> {
 }
 
 fn memory_bucket_bytes() -> Result<Vec<Row>> {
-    let bytes = bytes_by("memory", &["buckets"])?;
+    let bytes = numbers_by("memory", &["buckets"])?;
     let number = |name: &str| bytes.get(name).copied().with_context(|| format!("no `{name}`"));
     let what = "a bucket of two limits, of a million entities, without ledger and leases";
     let with_ledger = "the same with an hour of usage and the entity's lease remembered";

@@ -51,11 +51,12 @@ pub(crate) fn run(name: &str, extra: &[OsString]) -> Result<()> {
     step::stream(&mut bench).with_context(|| format!("benchmark {name} failed"))
 }
 
-/// The programs of a benchmark other than its runner: counting bytes needs a process apart from timing, and
-/// the server is a process too. Each takes minutes to link, so no others are built.
+/// The programs of a benchmark other than its runner: counting bytes needs a process apart from timing, some
+/// rows would change how others are compiled, and the server is a process too. Each takes minutes to link, so no others are built.
 fn programs(name: &str) -> &'static [&'static str] {
     match name {
-        "local" | "shared" => &["memory"],
+        "local" => &["burst", "memory"],
+        "shared" => &["memory"],
         "keyed" => &["keyed", "memory"],
         "server" => &["server", "tidegate"],
         "rls" => &["rls", "tidegate"],

@@ -13,7 +13,7 @@ use clap::Parser;
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use throttle_net::PerKey;
 use tidegate::{Cost, FastClock, Keyed, Outcome, Rate, Throttle};
-use tidegate_bench::counters::bytes_by;
+use tidegate_bench::counters::numbers_by;
 use tidegate_bench::measure::best_of;
 use tidegate_bench::report::Row;
 use tidegate_bench::{Case, Options};
@@ -158,7 +158,7 @@ fn rival(rounds: u32) -> Row {
 }
 
 fn key_bytes() -> Result<Row> {
-    let bytes = bytes_by("memory", &["keys"])?.get("key_bytes").copied().context("no `key_bytes`")?;
+    let bytes = numbers_by("memory", &["keys"])?.get("key_bytes").copied().context("no `key_bytes`")?;
     Ok(Row::new("key_bytes", (bytes, 400.0), Some(1.0), "bytes", "a key with a rate alone, of a million"))
 }
 

@@ -36,8 +36,8 @@ pub struct Cost {
     pub input_tokens: u64,
     /// Output tokens, for limits that count them apart.
     pub output_tokens: u64,
-    /// Requests beyond the first.
-    more: u32,
+    /// Requests beyond the first; 64 bits, because a move of narrower fields waits for their stores.
+    more: u64,
 }
 
 impl Cost {
@@ -56,7 +56,7 @@ impl Cost {
     /// assert_eq!(Cost::requests(1), Cost::request());
     /// ```
     pub const fn requests(count: u32) -> Self {
-        Self { tokens: 0, bytes: 0, input_tokens: 0, output_tokens: 0, more: count.saturating_sub(1) }
+        Self { tokens: 0, bytes: 0, input_tokens: 0, output_tokens: 0, more: count.saturating_sub(1) as u64 }
     }
 
     /// Sets the estimated tokens.
@@ -89,7 +89,7 @@ impl Cost {
 
     /// How many requests it counts as: at least one.
     pub const fn request_count(&self) -> u64 {
-        1 + self.more as u64
+        1 + self.more
     }
 
     /// Tokens of all kinds: [`tokens`](Self::tokens), or input and output tokens together if they are more.
@@ -330,6 +330,34 @@ impl Charge {
     /// Whether the request entered in the recovering phase and holds a recovery slot.
     pub const fn is_recovering(&self) -> bool {
         self.holds.has(Holds::RECOVERY_SLOT)
+    }
+}
+
+/// What the fast path took: with its cost it is a [`Charge`]. Two words, so that even an `Option` is returned in
+/// registers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub struct Admission {
+    entered: Instant,
+    /// The generation, and above it what the request holds.
+    packed: NonZero<u64>,
+}
+
+impl Admission {
+    #[inline]
+    pub(crate) fn new(entered: Instant, generation: NonZero<u32>, holds: Holds) -> Self {
+        Self { entered, packed: NonZero::<u64>::from(generation) | (u64::from(holds.0) << u32::BITS) }
+    }
+
+    /// The receipt of a request of this cost.
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "the halves of a word")]
+    pub fn charge(self, cost: Cost) -> Charge {
+        let packed = self.packed.get();
+        let generation = NonZero::new(packed as u32).unwrap_or(NonZero::<u32>::MIN);
+        let mut charge = Charge::new(cost, self.entered, generation);
+        charge.holds = Holds((packed >> u32::BITS) as u16);
+        charge
     }
 }
 

@@ -287,6 +287,13 @@ impl Outcome {
         self.retry_after.is_some()
     }
 
+    /// Whether a throttle learns from it although nothing there learns from outcomes: a retry time pauses, and bad
+    /// header values are counted.
+    #[inline]
+    pub const fn is_always_learned(&self) -> bool {
+        self.has_hint() || self.malformed > 0
+    }
+
     /// The retry delay that the upstream sent, if any.
     pub const fn hint(&self) -> Option<Duration> {
         self.retry_after

@@ -4,7 +4,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::cost::{Charge, Cost};
+use tidegate_core::cost::{Admission, Charge, Cost};
 use tidegate_core::event::Event;
 use tidegate_core::refused::Refused;
 use tidegate_core::time::Instant;
@@ -108,8 +108,8 @@ impl Throttle {
 /// Consumes a unit of the task's cooperative budget; without one, yields to the runtime. Outside a runtime
 /// there is no budget. Called before anything is taken, so that a yielding caller holds nothing.
 #[inline]
-pub(crate) async fn cooperate() {
-    poll_fn(|context| coop::poll_proceed(context).map(|unit| unit.made_progress())).await;
+pub(crate) fn cooperate() -> impl Future<Output = ()> {
+    poll_fn(|context| coop::poll_proceed(context).map(|unit| unit.made_progress()))
 }
 
 impl Inner {
@@ -117,13 +117,13 @@ impl Inner {
     /// says nothing about the request: the slow path decides.
     #[inline]
     pub(crate) fn enter_plain(&self, cost: Cost, reading: Option<Instant>) -> Option<Charge> {
-        // Mostly known when this is compiled. Two numbers are passed in registers; a cost is not.
-        if cost.is_plain() { self.enter_request(cost.tokens, cost.bytes, reading) } else { None }
+        // Mostly known when this is compiled.
+        if cost.is_plain() { Some(self.enter_request(reading)?.charge(cost)) } else { None }
     }
 
     // Apart, so that its callers stay small enough to be inlined where the cost is known.
     #[inline(never)]
-    fn enter_request(&self, tokens: u64, bytes: u64, reading: Option<Instant>) -> Option<Charge> {
+    fn enter_request(&self, reading: Option<Instant>) -> Option<Admission> {
         if !self.is_plain() {
             return None;
         }
@@ -134,7 +134,7 @@ impl Inner {
         }
         let State { plan, gates, .. } = &mut *state;
         let now = reading.unwrap_or(gates.latest());
-        gates.admit_plain(plan, Cost::request().tokens(tokens).bytes(bytes), now)
+        gates.admit_plain(plan, now)
     }
 
     /// Waits for admission, but no longer than `span`.
@@ -179,10 +179,11 @@ impl Inner {
         let answer = if state.waiting() > 0 {
             self.try_behind(state, cost, now)
         } else {
-            let answer = match state.admit(cost, now, &mut events) {
-                Entry::Admitted(charge) => Ok(charge),
-                Entry::Refused(refused) => Err(refused),
-                Entry::Wait(wait) => Err(state.limited(cost, wait, now)),
+            let State { plan, gates, .. } = &mut *state;
+            // Not by way of an `Entry`: a charge is large to copy.
+            let answer = match gates.admit(plan, cost, 0, now, &mut events) {
+                Ok(charge) => Ok(charge),
+                Err(verdict) => Err(state.refusal(cost, verdict, now)),
             };
             self.leave(state, events);
             answer

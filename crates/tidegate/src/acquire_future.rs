@@ -271,6 +271,8 @@ impl<'a> AcquireFuture<'a> {
 impl Future for AcquireFuture<'_> {
     type Output = Result<Charge, Refused>;
 
+    // Apart, so that the fast path before it stays small enough to be inlined.
+    #[inline(never)]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
         // Before the check: the timer may decide this very waiter.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tidegate_core::cost::{Charge, Cost};
 use tidegate_core::outcome::Outcome;
 
-use crate::keyed::shard::KeyRef;
+use crate::keyed::key_ref::KeyRef;
 use crate::run::Spend;
 use crate::throttle::Inner;
 
@@ -72,7 +72,7 @@ impl<'a> Permit<'a> {
         let throttle = match &self.throttle {
             ThrottleRef::Borrowed(inner) => ThrottleRef::Owned(Arc::clone(inner)),
             ThrottleRef::Owned(inner) => ThrottleRef::Owned(Arc::clone(inner)),
-            ThrottleRef::Key(key) => ThrottleRef::Key(key.clone()),
+            ThrottleRef::Key(key) => ThrottleRef::Key(*key),
         };
         Permit { throttle, charge: self.charge.take(), reported: self.reported.take() }
     }
@@ -80,7 +80,9 @@ impl<'a> Permit<'a> {
     /// Ends the request.
     #[inline]
     pub fn settle(mut self, outcome: Outcome) {
-        self.end(outcome);
+        if !self.settle_plain(outcome.is_always_learned()) {
+            self.settle_charge(outcome);
+        }
     }
 
     /// Reports the outcome of a part of the work before the end: several requests of a batch under one
@@ -134,21 +136,21 @@ impl<'a> Permit<'a> {
         }
     }
 
+    /// The fast path, which needs no outcome: nothing learns. Returns `false` if nothing was done.
     #[inline]
-    fn end(&mut self, outcome: Outcome) {
-        let Some(charge) = &self.charge else { return };
+    fn settle_plain(&mut self, is_always_learned: bool) -> bool {
+        let Some(charge) = &self.charge else { return true };
         // By reference: usually only a slot returns, which needs no move of the charge.
         let is_done = match &self.throttle {
-            ThrottleRef::Borrowed(inner) => inner.settle_plain(charge, outcome),
-            ThrottleRef::Owned(inner) => inner.settle_plain(charge, outcome),
+            ThrottleRef::Borrowed(inner) => inner.settle_plain(charge, is_always_learned),
+            ThrottleRef::Owned(inner) => inner.settle_plain(charge, is_always_learned),
             // Nothing learns from a rate.
-            ThrottleRef::Key(_) => !outcome.has_hint() && outcome.malformed() == 0,
+            ThrottleRef::Key(_) => !is_always_learned,
         };
         if is_done {
             self.charge = None;
-        } else {
-            self.settle_charge(outcome);
         }
+        is_done
     }
 
     #[inline(never)]
@@ -157,6 +159,12 @@ impl<'a> Permit<'a> {
             let reported = self.reported.as_deref().copied();
             self.inner().settle(charge, reported, outcome);
         }
+    }
+
+    // Apart: an outcome is large.
+    #[inline(never)]
+    fn settle_ignored(&mut self) {
+        self.settle_charge(Outcome::ignored());
     }
 }
 
@@ -169,6 +177,8 @@ impl Spend for Permit<'_> {
 impl Drop for Permit<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.end(Outcome::ignored());
+        if !self.settle_plain(false) {
+            self.settle_ignored();
+        }
     }
 }

@@ -48,16 +48,17 @@ impl Throttle {
 impl Inner {
     #[inline]
     pub(crate) fn settle(&self, charge: Charge, reported: Option<Cost>, outcome: Outcome) {
-        if !self.settle_plain(&charge, outcome) {
+        if !self.settle_plain(&charge, outcome.is_always_learned()) {
             let time = if self.needs_reading(outcome) { Time::Needed } else { Time::Idle };
             self.settle_locked(Ending { charge, reported, outcome }, time);
         }
     }
 
-    /// Settles a request from which nothing learns. Returns `false` if nothing was done.
+    /// Settles a request from which nothing learns, whatever its outcome unless that
+    /// [is always learned](Outcome::is_always_learned). Returns `false` if nothing was done.
     #[inline]
-    pub(crate) fn settle_plain(&self, charge: &Charge, outcome: Outcome) -> bool {
-        !self.needs_reading(outcome) && outcome.malformed() == 0 && self.leave_plain(charge)
+    pub(crate) fn settle_plain(&self, charge: &Charge, is_always_learned: bool) -> bool {
+        !is_always_learned && !self.settles_timed() && self.leave_plain(charge)
     }
 
     /// The fast path out, small enough to be inlined: nothing is learned and there are no waiters. Returns

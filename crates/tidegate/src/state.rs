@@ -121,6 +121,16 @@ impl State {
         (at > deadline?).then(|| Refused::Limited { by, retry_after: Some(at.since(now)) })
     }
 
+    /// The refusal of a caller that will not wait.
+    #[cold]
+    pub(crate) fn refusal(&self, cost: Cost, verdict: Verdict, now: Instant) -> Refused {
+        match verdict {
+            Verdict::Refuse(refused) => refused,
+            Verdict::Wait(wait) => self.limited(cost, Some(wait), now),
+            Verdict::Admit => unreachable!("an admitted request is charged"),
+        }
+    }
+
     /// The refusal of a caller that would have to wait. `wait` is the gates' wait if no waiter is ahead.
     pub(crate) fn limited(&self, cost: Cost, wait: Option<Wait>, now: Instant) -> Refused {
         // The wait counts from `now`, even if the clock was set back: it has to catch up first.

@@ -274,7 +274,7 @@ fn callers_delayed_by_rate_may_lack_part_of_a_unit() {
 fn plan_with_adaptive_rate_has_no_fast_path() {
     let mut rig = Rig::new(cases());
     assert!(!rig.plan.is_plain());
-    assert!(rig.gates.admit_plain(&rig.plan, REQUEST, rig.now).is_none());
+    assert!(rig.gates.admit_plain(&rig.plan, rig.now).is_none());
 }
 
 /// The next action of a caller.

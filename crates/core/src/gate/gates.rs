@@ -14,7 +14,7 @@ use super::pace::PaceGate;
 use super::pause::PauseGate;
 use super::pool::{Overdraw, Pool};
 use super::rate::RateGate;
-use crate::cost::{Charge, Cost, Holds};
+use crate::cost::{Admission, Charge, Cost, Holds};
 use crate::event::Event;
 use crate::feedback::Feedback;
 use crate::feedback::auto::ASK_AGAIN;
@@ -220,15 +220,15 @@ impl Gates {
         }
     }
 
-    /// Fast path for plans with only slots and a rate, without a pause, if both have capacity.
+    /// Fast path for a [plain](Cost::is_plain) cost under plans with only slots and a rate, without a pause, if both
+    /// have capacity.
     ///
     /// On `None` call [`admit`](Self::admit). Whenever this admits, `admit` would have returned the same
     /// charge (checked by a property test).
     #[inline]
-    pub fn admit_plain(&mut self, plan: &Plan, cost: Cost, now: Instant) -> Option<Charge> {
+    pub fn admit_plain(&mut self, plan: &Plan, now: Instant) -> Option<Admission> {
         let now = now.max(self.latest);
         if !plan.is_plain()
-            || !cost.is_plain()
             || self.has_pause
             || self.lifecycle.is_closing()
             || self.is_bypassed
@@ -249,9 +249,7 @@ impl Gates {
         }
         self.latest = now;
         self.admitted += 1;
-        let mut charge = Charge::new(cost, now, self.generation);
-        charge.holds = holds;
-        Some(charge)
+        Some(Admission::new(now, self.generation, holds))
     }
 
     /// The latest of the timed gates' lower bounds, if it is after `now`, with its gate.

@@ -6,7 +6,7 @@ use super::gates::Gates;
 use super::idleness::Idleness;
 use super::rate::RateGate;
 use crate::bucket::Bucket;
-use crate::cost::{Charge, Cost, Holds};
+use crate::cost::{Admission, Holds};
 use crate::plan::Plan;
 use crate::random::Random;
 use crate::time::Instant;
@@ -29,20 +29,19 @@ impl RateState {
         Self { bucket: Bucket::full(), latest: Instant::ZERO, admitted: 0 }
     }
 
-    /// Takes a unit of the rate, if there is one, `plan` has only a rate, and `cost` is one request.
+    /// Takes a unit of the rate for a [plain](crate::cost::Cost::is_plain) cost, if there is one and `plan` has only a
+    /// rate.
     ///
     /// On `None` nothing was taken: the [`gates`](Self::gates) decide.
     #[inline]
-    pub fn admit(&mut self, plan: &Plan, cost: Cost, now: Instant) -> Option<Charge> {
-        let shape = plan.rate.as_ref().filter(|_| plan.is_rate_alone() && cost.is_plain())?;
+    pub fn admit(&mut self, plan: &Plan, now: Instant) -> Option<Admission> {
+        let shape = plan.rate.as_ref().filter(|_| plan.is_rate_alone())?;
         let now = now.max(self.latest);
         self.bucket.take(shape, 1, now).ok()?;
         self.latest = now;
         self.admitted += 1;
         // No cut and no change of a circuit has begun another generation.
-        let mut charge = Charge::new(cost, now, NonZero::<u32>::MIN);
-        charge.holds = Holds::RATE;
-        Some(charge)
+        Some(Admission::new(now, NonZero::<u32>::MIN, Holds::RATE))
     }
 
     /// Requests admitted.
@@ -100,8 +99,7 @@ mod tests {
             } else {
                 now.plus_nanos(span)
             };
-            let cost = Cost::request().tokens(span);
-            assert_eq!(state.admit(&plan, cost, now), gates.admit_plain(&plan, cost, now), "step {step}");
+            assert_eq!(state.admit(&plan, now), gates.admit_plain(&plan, now), "step {step}");
             let same = state.gates(&plan, Random::seeded(1));
             let at = now.plus_nanos(span);
             assert_eq!(same.snapshot(&plan, 0, at), gates.snapshot(&plan, 0, at), "step {step}");
@@ -124,7 +122,7 @@ mod tests {
         for (draft, is_alone) in table {
             let plan = plan(draft);
             assert_eq!(plan.is_rate_alone(), is_alone, "{:?}", plan.draft());
-            let admitted = RateState::full().admit(&plan, Cost::request(), Instant::ZERO);
+            let admitted = RateState::full().admit(&plan, Instant::ZERO);
             assert_eq!(admitted.is_some(), is_alone, "{:?}", plan.draft());
         }
     }

@@ -124,8 +124,11 @@ impl Model {
     }
 
     fn ask_for(&mut self, cost: Cost, waiting: u32) -> Result<Charge, Verdict> {
-        let plain =
-            if self.uses_fast_path { self.gates.admit_plain(&self.plan, cost, self.now) } else { None };
+        let plain = if self.uses_fast_path && cost.is_plain() {
+            self.gates.admit_plain(&self.plan, self.now).map(|admission| admission.charge(cost))
+        } else {
+            None
+        };
         plain.map_or_else(|| self.gates.admit(&self.plan, cost, waiting, self.now, &mut self.events), Ok)
     }
 

@@ -133,7 +133,7 @@ impl Drop for BodyCharge {
         let Some((handle, charge)) = &self.charge else { return };
         let throttle = handle.throttle();
         // Checked by reference: usually only a slot returns, which needs no move of the charge.
-        if throttle.settles_timed() || !throttle.leave_plain(charge) {
+        if !throttle.settle_plain(charge, false) {
             self.give_back();
         }
     }
@@ -143,7 +143,7 @@ impl Inner {
     /// Learns from a request that keeps its charge; skipped if nothing learns.
     #[inline]
     fn learn_early(&self, charge: &mut Charge, outcome: Outcome) {
-        if self.needs_reading(outcome) || outcome.malformed() > 0 {
+        if self.settles_timed() || outcome.is_always_learned() {
             self.learn_now(charge, outcome);
         }
     }

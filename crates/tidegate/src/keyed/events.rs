@@ -27,7 +27,7 @@ pub struct KeyedNotice<K> {
     /// The latest reading of the clock.
     pub at: Instant,
     /// The key; `None` for the overflow throttle, for a hint that comes after its key was evicted, and for events
-    /// of a permit or a handle that outlives the registry.
+    /// of a permit or a handle that outlives the registry. A permit of a key with only a rate has none by then.
     pub key: Option<K>,
     /// The event.
     pub event: KeyedEvent,

@@ -1,16 +1,17 @@
 //! Throttles by key: one for each host, account or tenant, created on first use.
 //!
-//! `registry.rs` finds the entry of a key in a `shard.rs`, `rules.rs` holds the limits of each key, `evict.rs` evicts
+//! `registry.rs` finds the entry of a key in a `shard.rs`, permits refer to it by a `key_ref.rs`, `rules.rs` holds the limits of each key, `evict.rs` evicts
 //! keys, and `snapshot.rs` reads all of them.
 
 mod builder;
 mod events;
 mod evict;
+pub(crate) mod key_ref;
 mod limits;
 pub(crate) mod options;
 mod registry;
 mod rules;
-pub(crate) mod shard;
+mod shard;
 mod snapshot;
 
 use std::borrow::Borrow;
@@ -87,8 +88,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
     {
         cooperate().await;
         let (cost, now) = (cost.into(), self.registry.clock().now());
-        let inner = match self.registry.enter(key, cost, now) {
-            Entered::Admitted(key, charge) => return Ok(Permit::of_key(key, charge)),
+        let inner = match self.registry.enter(key, cost.is_plain(), now) {
+            Entered::Admitted(key, admission) => return Ok(Permit::of_key(key, admission.charge(cost))),
             Entered::Throttle(inner) => inner,
         };
         let charge = match inner.enter_plain(cost, Some(now)) {
@@ -117,8 +118,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
     {
         cooperate().await;
         let (cost, now) = (cost.into(), self.registry.clock().now());
-        let inner = match self.registry.enter(key, cost, now) {
-            Entered::Admitted(key, charge) => return Ok(Permit::of_key(key, charge)),
+        let inner = match self.registry.enter(key, cost.is_plain(), now) {
+            Entered::Admitted(key, admission) => return Ok(Permit::of_key(key, admission.charge(cost))),
             Entered::Throttle(inner) => inner,
         };
         let charge = inner.charge(cost, Some(now), Some(span)).await?;
@@ -136,8 +137,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         let (cost, now) = (cost.into(), self.registry.clock().now());
-        let inner = match self.registry.enter(key, cost, now) {
-            Entered::Admitted(key, charge) => return Ok(Permit::of_key(key, charge)),
+        let inner = match self.registry.enter(key, cost.is_plain(), now) {
+            Entered::Admitted(key, admission) => return Ok(Permit::of_key(key, admission.charge(cost))),
             Entered::Throttle(inner) => inner,
         };
         let charge = match inner.enter_plain(cost, Some(now)) {
@@ -157,8 +158,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         let (cost, now) = (cost.into(), self.registry.clock().now());
-        let inner = match self.registry.enter(key, cost, now) {
-            Entered::Admitted(key, charge) => return Ok(Permit::of_key(key, charge)),
+        let inner = match self.registry.enter(key, cost.is_plain(), now) {
+            Entered::Admitted(key, admission) => return Ok(Permit::of_key(key, admission.charge(cost))),
             Entered::Throttle(inner) => inner,
         };
         let charge = inner.charge_blocking(cost, Some(now), None)?;

@@ -11,13 +11,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use foldhash::fast::RandomState;
-use tidegate_core::cost::Cost;
 use tidegate_core::plan::Plan;
 use tidegate_core::random::Random;
 use tidegate_core::time::Instant;
 
 use super::events::KeyedSinks;
 use super::evict::SweepBudget;
+use super::key_ref::{self, KeyRef, Throttles};
 use super::limits::Limits;
 use super::options::KeyedOptions;
 use super::rules::{KeySettings, Rule, Rules};
@@ -34,7 +34,9 @@ const SWEEP_EVERY: u32 = 256;
 
 /// The registry of all keys.
 pub(super) struct Registry<K> {
-    pub(super) shards: Box<[Arc<Shard<K>>]>,
+    /// Identifies it in permits.
+    number: u64,
+    pub(super) shards: Box<[Shard<K>]>,
     hasher: RandomState,
     pub(super) setup: Arc<Setup>,
     pub(super) sinks: Arc<KeyedSinks<K>>,
@@ -97,8 +99,9 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
         // More shards than keys would stay empty, and a call searches only a few of them for space.
         let shards = options.shards.min(options.keys_max.next_power_of_two());
         let hasher = RandomState::default();
-        let registry = Arc::new(Self {
-            shards: (0..shards).map(|_| Shard::new(hasher.clone())).collect(),
+        let registry = key_ref::register(|number| Self {
+            number,
+            shards: (0..shards).map(|_| Shard::new()).collect(),
             hasher,
             setup,
             sinks,
@@ -123,14 +126,14 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
         &*self.setup.clock
     }
 
-    /// Enters a call of this cost under `key`, which is created if there is none.
+    /// Enters a call under `key`, which is created if there is none. A rate alone admits only plain costs.
     #[inline]
-    pub(super) fn enter<Q>(&self, key: &Q, cost: Cost, now: Instant) -> Entered
+    pub(super) fn enter<Q>(&self, key: &Q, is_plain: bool, now: Instant) -> Entered
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        self.find_or_create(key, Some(cost), now)
+        self.find_or_create(key, is_plain, now)
     }
 
     /// The throttle of `key`, created if there is none.
@@ -139,21 +142,20 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        match self.find_or_create(key, None, now) {
+        match self.find_or_create(key, false, now) {
             Entered::Throttle(throttle) => throttle,
             Entered::Admitted(..) => unreachable!("there is no call to admit"),
         }
     }
 
     #[inline]
-    fn find_or_create<Q>(&self, key: &Q, cost: Option<Cost>, now: Instant) -> Entered
+    fn find_or_create<Q>(&self, key: &Q, is_plain: bool, now: Instant) -> Entered
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         let hash = self.hasher.hash_one(key);
-        let shard = &self.shards[self.shard_of(hash)];
-        let mut guard = shard.lock();
+        let mut guard = self.shards[self.shard_of(hash)].lock();
         let table = &mut *guard;
         // Read under the lock, so that a change made before walking over the shards is not missed.
         let epoch = self.epoch.load(Ordering::Acquire);
@@ -165,9 +167,9 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
         };
         let Some(place) = table.entries.find_bucket_index(hash, is_key) else {
             drop(guard);
-            return self.create(key, hash, cost, now);
+            return self.create(key, hash, is_plain, now);
         };
-        let entered = shard.enter(table, (hash, place), cost.filter(|_| !is_stale), now);
+        let entered = table.enter(place, self.key_ref(hash), is_plain && !is_stale, now);
         table.calls = table.calls.wrapping_add(1);
         let tick = ticks(now);
         let is_due = table.swept != tick || table.calls.is_multiple_of(SWEEP_EVERY);
@@ -233,6 +235,10 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
         (hash.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as usize & (self.shards.len() - 1)
     }
 
+    const fn key_ref(&self, hash: u64) -> KeyRef {
+        KeyRef { registry: self.number, hash }
+    }
+
     pub(super) fn hash_of(&self, key: &K) -> u64 {
         self.hasher.hash_one(key)
     }
@@ -255,7 +261,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
 
     #[cold]
     #[inline(never)]
-    fn create<Q>(&self, key: &Q, hash: u64, cost: Option<Cost>, now: Instant) -> Entered
+    fn create<Q>(&self, key: &Q, hash: u64, is_plain: bool, now: Instant) -> Entered
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
@@ -270,7 +276,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
         let (rule, settings) = self.rule_of(&key);
         // User code: no lock is held, and no place is reserved.
         let plan = rule.limits(&key).plan;
-        let mut entry = self.new_entry(key.clone(), hash, plan, (epoch, version, plans), &settings, cost);
+        let mut entry = self.new_entry(key.clone(), hash, plan, (epoch, version, plans), &settings, is_plain);
         let shard = &self.shards[self.shard_of(hash)];
         let mut guard = loop {
             let mut table = shard.lock();
@@ -296,7 +302,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
         table.will_grow();
         let inserted = table.entries.insert_unique(hash, entry, |entry| self.hasher.hash_one(&entry.key));
         let place = inserted.bucket_index();
-        let entered = shard.enter(table, (hash, place), cost, now);
+        let entered = table.enter(place, self.key_ref(hash), is_plain, now);
         let is_stale = self.epoch.load(Ordering::Acquire) != epoch && !is_injected(Bug::MissLimitChange);
         drop(guard);
         if is_stale
@@ -318,7 +324,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
         entered
     }
 
-    /// The entry of a new key. For a call under only a rate it has no throttle; a measured registry counts every
+    /// The entry of a new key. For a plain call under only a rate it has no throttle; a measured registry counts every
     /// call by the throttles.
     fn new_entry(
         &self,
@@ -327,15 +333,10 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
         plan: Arc<Plan>,
         (epoch, version, plans): (u32, u32, u32),
         settings: &KeySettings,
-        cost: Option<Cost>,
+        is_plain: bool,
     ) -> Entry<K> {
         let is_measured = self.overflow.gauge_handle.is_measured();
-        if cost.is_some()
-            && plan.is_rate_alone()
-            && settings.is_enabled
-            && !settings.is_closed
-            && !is_measured
-        {
+        if is_plain && plan.is_rate_alone() && settings.is_enabled && !settings.is_closed && !is_measured {
             return Entry::with_rate(key, self.terms(plan, epoch, version, plans));
         }
         let random = random_of(self.random, &key);
@@ -384,8 +385,15 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Registry<K> {
     }
 }
 
+impl<K: Hash + Eq + Clone + Send + Sync + 'static> Throttles for Registry<K> {
+    fn throttle(&self, hash: u64) -> Arc<Inner> {
+        self.shards[self.shard_of(hash)].throttle(hash, |key| self.hash_of(key))
+    }
+}
+
 impl<K> Drop for Registry<K> {
     fn drop(&mut self) {
+        key_ref::unregister(self.number);
         let keys = u32::try_from(*self.keys.get_mut()).unwrap_or(u32::MAX);
         self.setup.sinks.guard(|| self.meter.registry_dropped(keys));
     }

@@ -1,35 +1,35 @@
-//! A shard of the keys: a table under a lock, and the permits that refer to its entries.
+//! A shard of the keys: a table under a lock.
 //!
 //! Most keys of a large registry have only a rate, and most calls are admitted. The state of such a key is a few
 //! words in its entry, so a decision touches the cache lines of one table slot. A key gets a throttle of its own
 //! with the first call that needs more: a wait, a refusal, a handle, a pause, other limits.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
 
-use foldhash::fast::{FixedState, RandomState};
+use foldhash::fast::FixedState;
 use hashbrown::HashTable;
-use tidegate_core::cost::{Charge, Cost};
+use tidegate_core::cost::Admission;
 use tidegate_core::gate::RateState;
 use tidegate_core::plan::{Draft, Plan};
 use tidegate_core::random::Random;
 use tidegate_core::time::Instant;
 
+use super::key_ref::KeyRef;
 use crate::sync::{Mutex, MutexGuard};
 use crate::throttle::{Inner, Setup};
 
 /// Throttles kept for evicted keys, in each shard; beyond them the oldest is dropped.
 const ORPHANS_MAX: usize = 64;
 
-/// A shard of the keys. Permits hold it, so it may outlive its registry.
+/// A shard of the keys. Its lock and the fields of a lookup are on one cache line, which it shares with no other.
+#[repr(align(64))]
 pub(super) struct Shard<K> {
     table: Mutex<Table<K>>,
-    hasher: RandomState,
 }
 
-/// The entries of a shard. The fields of a lookup first: neighbours share no cache line of those.
+/// The entries of a shard. The fields of a lookup first.
 #[repr(C)]
 pub(super) struct Table<K> {
     pub(super) entries: HashTable<Entry<K>>,
@@ -90,38 +90,13 @@ pub(super) struct RateTerms {
 /// The result of looking up a key for a call.
 pub(super) enum Entered {
     /// Its rate admitted the call.
-    Admitted(KeyRef, Charge),
+    Admitted(KeyRef, Admission),
     /// Its throttle decides.
     Throttle(Arc<Inner>),
 }
 
-/// A permit's reference to a key that had no throttle. It does not keep the key from eviction.
-#[derive(Clone)]
-pub(crate) struct KeyRef {
-    shard: Arc<dyn Throttles>,
-    hash: u64,
-}
-
-trait Throttles: Send + Sync {
-    fn throttle(&self, hash: u64) -> Arc<Inner>;
-}
-
-impl KeyRef {
-    /// The key's throttle, which is created if it has none. If the key was evicted, it waits for the key's return.
-    #[cold]
-    pub(crate) fn throttle(&self) -> Arc<Inner> {
-        self.shard.throttle(self.hash)
-    }
-}
-
-impl fmt::Debug for KeyRef {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KeyRef").finish_non_exhaustive()
-    }
-}
-
 impl<K> Shard<K> {
-    pub(super) fn new(hasher: RandomState) -> Arc<Self> {
+    pub(super) fn new() -> Self {
         let table = Table {
             entries: HashTable::new(),
             cursor: 0,
@@ -132,42 +107,23 @@ impl<K> Shard<K> {
             terms: None,
             orphans: VecDeque::new(),
         };
-        Arc::new(Self { table: Mutex::new(table), hasher })
+        Self { table: Mutex::new(table) }
     }
 
     #[inline]
     pub(super) fn lock(&self) -> MutexGuard<'_, Table<K>> {
         self.table.lock()
     }
-}
 
-impl<K: Hash + Send + Sync + 'static> Shard<K> {
-    /// Admits a call by the rate in the entry at `place`, or returns its throttle, which is created if it has none.
-    #[inline]
-    pub(super) fn enter(
-        self: &Arc<Self>,
-        table: &mut Table<K>,
-        (hash, place): (u64, usize),
-        cost: Option<Cost>,
-        now: Instant,
-    ) -> Entered {
-        let Some(entry) = table.entries.get_bucket_mut(place) else { unreachable!("it was found") };
-        if let (Slot::Rate { terms, state }, Some(cost)) = (&mut entry.slot, cost)
-            && let Some(charge) = state.admit(&terms.plan, cost, now)
-        {
-            let shard: Arc<dyn Throttles> = Arc::<Self>::clone(self);
-            return Entered::Admitted(KeyRef { shard, hash }, charge);
-        }
-        Entered::Throttle(Arc::clone(entry.throttle(hash)))
-    }
-}
-
-impl<K: Hash + Send + Sync + 'static> Throttles for Shard<K> {
-    fn throttle(&self, hash: u64) -> Arc<Inner> {
+    /// The throttle of the key that a permit refers to, which is created if there is none. If the key was evicted, it
+    /// waits for the key's return.
+    pub(super) fn throttle(&self, hash: u64, hash_of: impl Fn(&K) -> u64) -> Arc<Inner>
+    where
+        K: Hash,
+    {
         let mut table = self.lock();
         // The key itself is not known here; two keys of one table nearly never have the same 64 bits.
-        let is_key = |entry: &Entry<K>| self.hasher.hash_one(&entry.key) == hash;
-        if let Some(entry) = table.entries.find_mut(hash, is_key) {
+        if let Some(entry) = table.entries.find_mut(hash, |entry| hash_of(&entry.key) == hash) {
             return Arc::clone(entry.throttle(hash));
         }
         if let Some(orphan) = table.orphans.iter().find(|orphan| orphan.number() == hash) {
@@ -180,6 +136,21 @@ impl<K: Hash + Send + Sync + 'static> Throttles for Shard<K> {
         drop(table);
         drop(dropped);
         orphan
+    }
+}
+
+impl<K: Hash> Table<K> {
+    /// Admits a call of a plain cost by the rate in the entry at `place`, or returns its throttle, which is created if it has
+    /// none.
+    #[inline]
+    pub(super) fn enter(&mut self, place: usize, key: KeyRef, is_plain: bool, now: Instant) -> Entered {
+        let Some(entry) = self.entries.get_bucket_mut(place) else { unreachable!("it was found") };
+        if let (Slot::Rate { terms, state }, true) = (&mut entry.slot, is_plain)
+            && let Some(admission) = state.admit(&terms.plan, now)
+        {
+            return Entered::Admitted(key, admission);
+        }
+        Entered::Throttle(Arc::clone(entry.throttle(key.hash)))
     }
 }
 
