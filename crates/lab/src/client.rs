@@ -132,7 +132,7 @@ impl Client for GatesClient {
         }
         let Some(charge) = self.charges.take(handle) else { return };
         self.events.clear();
-        let ending = Ending { charge, reported: None, outcome };
+        let ending = Ending { charge, reported: None, outcome: &outcome };
         self.gates.settle(&self.plan, ending, 1, instant(now), &mut self.events);
     }
 }

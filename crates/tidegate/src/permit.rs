@@ -81,7 +81,7 @@ impl<'a> Permit<'a> {
     #[inline]
     pub fn settle(mut self, outcome: Outcome) {
         if !self.settle_plain(outcome.is_always_learned()) {
-            self.settle_charge(outcome);
+            self.settle_charge(&outcome);
         }
     }
 
@@ -153,18 +153,16 @@ impl<'a> Permit<'a> {
         is_done
     }
 
-    #[inline(never)]
-    fn settle_charge(&mut self, outcome: Outcome) {
-        if let Some(charge) = self.charge.take() {
-            let reported = self.reported.as_deref().copied();
-            self.inner().settle(charge, reported, outcome);
+    /// The slow path.
+    #[inline]
+    fn settle_charge(&mut self, outcome: &Outcome) {
+        let Some(charge) = self.charge.take() else { return };
+        let reported = self.reported.take();
+        match &self.throttle {
+            ThrottleRef::Borrowed(inner) => inner.settle_apart(charge, reported, outcome),
+            ThrottleRef::Owned(inner) => inner.settle_apart(charge, reported, outcome),
+            ThrottleRef::Key(key) => key.throttle().settle_apart(charge, reported, outcome),
         }
-    }
-
-    // Apart: an outcome is large.
-    #[inline(never)]
-    fn settle_ignored(&mut self) {
-        self.settle_charge(Outcome::ignored());
     }
 }
 
@@ -178,7 +176,7 @@ impl Drop for Permit<'_> {
     #[inline]
     fn drop(&mut self) {
         if !self.settle_plain(false) {
-            self.settle_ignored();
+            self.settle_charge(&Outcome::ignored());
         }
     }
 }

@@ -50,8 +50,16 @@ impl Inner {
     pub(crate) fn settle(&self, charge: Charge, reported: Option<Cost>, outcome: Outcome) {
         if !self.settle_plain(&charge, outcome.is_always_learned()) {
             let time = if self.needs_reading(outcome) { Time::Needed } else { Time::Idle };
-            self.settle_locked(Ending { charge, reported, outcome }, time);
+            self.settle_locked(Ending { charge, reported, outcome: &outcome }, time);
         }
+    }
+
+    /// The same for a permit. By value and apart, so that callers need no permit in memory for the fast path.
+    #[inline(never)]
+    pub(crate) fn settle_apart(&self, charge: Charge, reported: Option<Box<Cost>>, outcome: &Outcome) {
+        let time = if self.needs_reading(*outcome) { Time::Needed } else { Time::Idle };
+        let reported = reported.map(|reported| *reported);
+        self.settle_locked(Ending { charge, reported, outcome }, time);
     }
 
     /// Settles a request from which nothing learns, whatever its outcome unless that
@@ -72,7 +80,7 @@ impl Inner {
         self.waiting(&state) == 0 && state.gates.leave_plain(charge)
     }
 
-    pub(crate) fn settle_locked(&self, ending: Ending, time: Time) {
+    pub(crate) fn settle_locked(&self, ending: Ending<'_>, time: Time) {
         let reading = match time {
             Time::Idle => None,
             Time::Read(now) => Some(now),
@@ -95,9 +103,9 @@ impl Inner {
     /// The same for a measured throttle, which reports every outcome.
     #[cold]
     #[inline(never)]
-    fn settle_measured(&self, ending: Ending) {
+    fn settle_measured(&self, ending: Ending<'_>) {
         let now = self.clock().now();
-        let (outcome, since_entry) = (ending.outcome, now.since(ending.charge.sent_at()));
+        let (outcome, since_entry) = (*ending.outcome, now.since(ending.charge.sent_at()));
         self.settle_locked(ending, Time::Read(now));
         self.show();
         self.observe_outcome(outcome, Some(since_entry));

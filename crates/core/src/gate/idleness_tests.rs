@@ -26,7 +26,7 @@ fn gates(plan: &Plan) -> Gates {
 fn after(plan: &Plan, outcome: Outcome) -> Gates {
     let mut gates = gates(plan);
     let charge = gates.admit(plan, Cost::request().tokens(10), 0, at(0), &mut Vec::new()).expect("admitted");
-    gates.settle(plan, Ending { charge, reported: None, outcome }, 0, at(10), &mut Vec::new());
+    gates.settle(plan, Ending { charge, reported: None, outcome: &outcome }, 0, at(10), &mut Vec::new());
     gates
 }
 
@@ -60,7 +60,7 @@ fn request_in_flight_keeps_gates_busy() {
     let mut gates = gates(&plan);
     let charge = gates.admit(&plan, Cost::request(), 0, at(0), &mut Vec::new()).expect("admitted");
     assert_eq!(gates.idleness(&plan, at(86_400_000)), Idleness::Busy);
-    let ending = Ending { charge, reported: None, outcome: Outcome::ignored() };
+    let ending = Ending { charge, reported: None, outcome: &Outcome::ignored() };
     gates.settle(&plan, ending, 0, at(86_400_000), &mut Vec::new());
     assert_eq!(gates.idleness(&plan, at(86_400_000)), Idleness::Fresh);
 }
@@ -87,7 +87,7 @@ fn an_open_circuit_is_busy_and_then_learned() {
     );
     let probe = gates.admit(&plan, Cost::request(), 0, at(6_000), &mut Vec::new()).expect("a probe");
     assert_eq!(gates.idleness(&plan, at(86_400_000)), Idleness::Busy, "a probe is out");
-    let ending = Ending { charge: probe, reported: None, outcome: Outcome::failure() };
+    let ending = Ending { charge: probe, reported: None, outcome: &Outcome::failure() };
     gates.settle(&plan, ending, 0, at(86_400_000), &mut Vec::new());
     assert_eq!(gates.idleness(&plan, at(86_400_000)), Idleness::Busy, "open again, for twice as long");
 }
@@ -143,7 +143,7 @@ fn bypassing_requests_are_counted_but_take_nothing() {
     let full = gates.admit(&plan, Cost::request(), 0, at(0), events);
     assert!(full.is_err(), "the bypassing requests are in flight, and there is one slot");
     for charge in charges {
-        let ending = Ending { charge, reported: None, outcome: Outcome::overload() };
+        let ending = Ending { charge, reported: None, outcome: &Outcome::overload() };
         gates.settle(&plan, ending, 0, at(0), events);
     }
     assert!(gates.admit(&plan, Cost::request(), 0, at(0), events).is_ok());

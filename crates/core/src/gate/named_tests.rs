@@ -104,7 +104,7 @@ fn used_tokens_follow_the_outcome() {
     for (reported, outcome, left) in table {
         let mut rig = Rig::new(provider());
         let charge = rig.enter(estimate);
-        let ending = crate::gate::Ending { charge, reported, outcome };
+        let ending = crate::gate::Ending { charge, reported, outcome: &outcome };
         let has_units_back = rig.gates.settle(&rig.plan, ending, 0, rig.now, &mut rig.events);
         assert_eq!(available(&rig)[2..], left, "{reported:?} {outcome:?}");
         assert_eq!(

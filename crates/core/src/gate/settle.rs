@@ -17,13 +17,13 @@ use crate::time::Instant;
 
 /// The end of a request.
 #[derive(Debug)]
-pub struct Ending {
+pub struct Ending<'a> {
     /// What the request took.
     pub charge: Charge,
     /// Tokens reported as used while it ran.
     pub reported: Option<Cost>,
-    /// Its outcome.
-    pub outcome: Outcome,
+    /// Its outcome, which is large to copy.
+    pub outcome: &'a Outcome,
 }
 
 /// The origin of an outcome.
@@ -83,13 +83,12 @@ impl Gates {
     pub fn settle(
         &mut self,
         plan: &Plan,
-        ending: Ending,
+        ending: Ending<'_>,
         waiting: u32,
         now: Instant,
         events: &mut Vec<Event>,
     ) -> bool {
-        // An outcome with its quotas is large to copy.
-        let Ending { charge, reported, ref outcome } = ending;
+        let Ending { charge, reported, outcome } = ending;
         self.advance_to(plan, now);
         let was_drained = self.is_drained();
         self.count_malformed(outcome.malformed);
@@ -214,7 +213,7 @@ impl Gates {
         }
         self.admitted -= 1;
         self.not_admitted += 1;
-        let ending = Ending { charge, reported: None, outcome: Outcome::ignored() };
+        let ending = Ending { charge, reported: None, outcome: &Outcome::ignored() };
         self.settle(plan, ending, 0, now, events);
     }
 

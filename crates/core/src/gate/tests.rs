@@ -108,7 +108,7 @@ impl Rig {
 
     pub(super) fn settle_reported(&mut self, charge: Charge, reported: Option<u64>, outcome: Outcome) {
         let (plan, events) = (&self.plan, &mut self.events);
-        let ending = Ending { charge, reported: reported.map(Cost::from), outcome };
+        let ending = Ending { charge, reported: reported.map(Cost::from), outcome: &outcome };
         self.gates.settle(plan, ending, self.waiting, self.now, events);
     }
 

@@ -147,7 +147,7 @@ impl Model {
         if self.uses_fast_path && is_idle && self.gates.leave_plain(&charge) {
             return;
         }
-        let ending = Ending { charge, reported: reported.map(Cost::from), outcome };
+        let ending = Ending { charge, reported: reported.map(Cost::from), outcome: &outcome };
         // Like the shell, which reads no clock if the time is not needed.
         let now = if is_idle { self.gates.latest() } else { self.now };
         self.gates.settle(&self.plan, ending, 2, now, &mut self.events);
@@ -219,7 +219,7 @@ fn run(limits: Limits, seed: u64, steps: &[Step]) {
         model.check();
     }
     while let Some(charge) = model.held.pop() {
-        let ending = Ending { charge, reported: None, outcome: Outcome::ignored() };
+        let ending = Ending { charge, reported: None, outcome: &Outcome::ignored() };
         model.gates.settle(&model.plan, ending, 0, model.now, &mut model.events);
         model.check();
     }

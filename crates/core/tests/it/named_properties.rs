@@ -184,7 +184,7 @@ impl Model {
             };
             used - reserved
         });
-        let ending = Ending { charge: held.charge, reported, outcome };
+        let ending = Ending { charge: held.charge, reported, outcome: &outcome };
         self.gates.settle(&self.plan, ending, 0, NOW, &mut self.events);
     }
 

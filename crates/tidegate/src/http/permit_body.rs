@@ -159,7 +159,7 @@ impl Inner {
         let used = if is_success { charge.cost() } else { Cost::request() };
         let outcome = Outcome::ignored().spent(used);
         let time = if self.settles_timed() { Time::Read(self.clock().now()) } else { Time::Idle };
-        self.settle_locked(Ending { charge, reported: None, outcome }, time);
+        self.settle_locked(Ending { charge, reported: None, outcome: &outcome }, time);
         self.show();
     }
 }

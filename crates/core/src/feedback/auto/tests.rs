@@ -51,7 +51,7 @@ impl Rig {
     }
 
     fn settle(&mut self, charge: Charge, outcome: Outcome) {
-        let ending = Ending { charge, reported: None, outcome };
+        let ending = Ending { charge, reported: None, outcome: &outcome };
         self.gates.settle(&self.plan, ending, 0, self.now, &mut self.events);
     }
 
