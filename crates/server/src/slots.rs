@@ -1,7 +1,7 @@
 //! Shares a bounded number of slots among callers by dynamic thresholds (Choudhury and Hahne): a caller may
 //! hold at most as many slots as are free, and more as long as the others can double theirs.
 //!
-//! A caller that is alone gets 15 of 16 slots. When others come, it gets none back until they have what they
+//! A caller that is alone gets 15 of 16 slots. When others come, it gets none back until they have all they
 //! want or as much as it has, and a new caller always finds a slot. No caller has to be configured.
 
 use std::collections::hash_map::DefaultHasher;

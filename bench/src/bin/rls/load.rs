@@ -38,15 +38,6 @@ struct Caller {
     message: Bytes,
 }
 
-/// What reads and writes the messages of our server. Both decide with the same code.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Framing {
-    /// The server's own code for plain messages.
-    Own,
-    /// Tonic, which handles every call that names an encoding.
-    Tonic,
-}
-
 /// The result of one round.
 pub(crate) struct Load {
     pub(crate) decisions: f64,
@@ -72,7 +63,7 @@ pub(crate) async fn write_ample_limits(side: &Side) -> Result<()> {
 
 impl Callers {
     /// Connects, with an entity for each caller.
-    pub(crate) async fn connect(side: &Side, framing: Framing) -> Result<Self> {
+    pub(crate) async fn connect(side: &Side) -> Result<Self> {
         let mut callers = Vec::with_capacity(IN_FLIGHT);
         for _ in 0..CONNECTIONS {
             let stream = TcpStream::connect(side.ready_field("envoy")?).await?;
@@ -80,7 +71,7 @@ impl Callers {
             let (calls, connection) = h2::client::handshake(stream).await?;
             tokio::spawn(connection);
             for _ in 0..IN_FLIGHT / CONNECTIONS {
-                callers.push(Caller::new(side, framing, calls.clone(), callers.len())?);
+                callers.push(Caller::new(side, calls.clone(), callers.len())?);
             }
         }
         Ok(Self(callers))
@@ -123,7 +114,7 @@ impl Callers {
 }
 
 impl Caller {
-    fn new(side: &Side, framing: Framing, calls: SendRequest<Bytes>, number: usize) -> Result<Self> {
+    fn new(side: &Side, calls: SendRequest<Bytes>, number: usize) -> Result<Self> {
         let entry = Entry { key: "user".to_owned(), value: format!("user-{number}") };
         let descriptor = RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() };
         let request =
@@ -133,14 +124,11 @@ impl Caller {
         message.put_u32(u32::try_from(request.encoded_len())?);
         request.encode(&mut message)?;
         let path = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
-        let mut head = Request::post(format!("http://{}/{path}", side.ready_field("envoy")?))
+        let head = Request::post(format!("http://{}/{path}", side.ready_field("envoy")?))
             .header("content-type", "application/grpc")
             .header("te", "trailers")
             .header("authorization", format!("Bearer {}", side.ready_field("token")?))
             .body(())?;
-        if framing == Framing::Tonic {
-            head.headers_mut().insert("grpc-encoding", HeaderValue::from_static("identity"));
-        }
         Ok(Self { calls, head, message: message.freeze() })
     }
 

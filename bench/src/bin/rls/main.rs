@@ -20,7 +20,7 @@ use tidegate_bench::side::Side;
 use tidegate_bench::{Case, Options};
 use tokio::runtime::Builder;
 
-use crate::load::{Callers, Framing, Load};
+use crate::load::{Callers, Load};
 
 /// The duration of a round.
 const ROUND: Duration = Duration::from_secs(1);
@@ -91,13 +91,10 @@ fn rls(rounds: u32) -> Result<Vec<Row>> {
             Side::start(program.as_os_str(), &[&arguments[..], &["--log-level", "warn"]].concat()).await?;
         let peer = Side::start(env::current_exe()?.as_os_str(), &["--peer", "127.0.0.1:0"]).await?;
         load::write_ample_limits(&ours).await?;
-        let mut at_ours = Callers::connect(&ours, Framing::Own).await?;
-        let mut with_tonic = Callers::connect(&ours, Framing::Tonic).await?;
-        let mut at_peer = Callers::connect(&peer, Framing::Own).await?;
-        let (mut best, mut best_tonic, mut best_peer) = (Best::NONE, Best::NONE, Best::NONE);
+        let (mut at_ours, mut at_peer) = (Callers::connect(&ours).await?, Callers::connect(&peer).await?);
+        let (mut best, mut best_peer) = (Best::NONE, Best::NONE);
         for _ in 0..rounds.div_ceil(4) {
             best.round(&ours, &mut at_ours).await?;
-            best_tonic.round(&ours, &mut with_tonic).await?;
             best_peer.round(&peer, &mut at_peer).await?;
         }
         // The same load for both: half of what both can sustain.
@@ -111,10 +108,7 @@ fn rls(rounds: u32) -> Result<Vec<Row>> {
         let in_flight = load::IN_FLIGHT;
         let what = format!("decisions on two limits each, memory store, {in_flight} concurrent | {bare}");
         let at_half = format!("latency at {half:.0} decisions/s | {bare}");
-        let own = "the same decisions, messages framed by tonic | by the server's own code";
         Ok(vec![
-            Row::new("rls_tonic", (best_tonic.per_second, best.per_second), Some(0.83), "1/s", own),
-            Row::new("rls_tonic_cpu", (best_tonic.cpu_micros, best.cpu_micros), None, "µs", own),
             Row::at_least("rls_rate", (best.per_second, best_peer.per_second), Some(0.6), "1/s", &what),
             Row::new("rls_cpu", (best.cpu_micros, best_peer.cpu_micros), Some(1.6), "µs", &what),
             Row::new("rls_p50", (latencies.p50, peer_latencies.p50), None, "µs", &at_half),

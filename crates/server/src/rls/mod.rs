@@ -9,7 +9,6 @@ mod background;
 mod config;
 mod decide;
 mod describe;
-mod grpc_frame;
 mod meters;
 mod refunds;
 mod refusal;
@@ -32,7 +31,7 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
 };
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use futures_util::StreamExt as _;
-use http_body_util::{BodyStream, Either, StreamBody};
+use http_body_util::{BodyStream, StreamBody};
 use hyper::body::Incoming;
 use tokio::sync::Semaphore;
 use tonic::codegen::Service as _;
@@ -156,7 +155,7 @@ impl UnauthenticatedServices {
         let response = if let Ok(slot) = slots.take(&address) {
             in_flight.slot = Some(slot);
             match within(self.timeout, self.router.clone().call(request)).await {
-                Ok(Ok(response)) => response.map(Either::Right),
+                Ok(Ok(response)) => response,
                 Err(_) => {
                     let why = format!("the request was not received within {:?}", self.timeout);
                     failed(Status::deadline_exceeded(why))

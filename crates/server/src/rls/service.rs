@@ -7,17 +7,13 @@ use std::time::{Duration, Instant};
 use axum::body::Body;
 use axum::http::{Extensions, HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use futures_util::FutureExt as _;
-use futures_util::future::BoxFuture;
-use http_body_util::Either;
 use hyper::body::Incoming;
-use prost::bytes::Bytes;
 use tidegate_core::limit::token::TokenScope;
 use tonic::Status;
 use tonic::codegen::Service as _;
 
 use super::Service;
 use super::decide::Decider;
-use super::grpc_frame::{MessageBody, encode_response, read_message};
 use super::refusal::status;
 use crate::connections::Call;
 use crate::guarded_body::GuardedBody;
@@ -26,9 +22,6 @@ use crate::refusal::Refusal;
 use crate::slots::Slot;
 use crate::state::State;
 
-/// The only method of the service.
-const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
-
 /// The service behind authentication. Clones share the same state.
 #[derive(Debug, Clone)]
 pub(super) struct AuthenticatedService {
@@ -36,10 +29,8 @@ pub(super) struct AuthenticatedService {
     pub(super) service: Service,
 }
 
-/// A response: one message, or any other body.
-type PlainResponse = Response<Either<MessageBody, Body>>;
 /// A response whose call is in flight until it has been sent.
-pub(super) type GrpcResponse = Response<GuardedBody<Either<MessageBody, Body>, InFlight>>;
+pub(super) type GrpcResponse = Response<GuardedBody<Body, InFlight>>;
 
 /// What a call holds until its response has been sent, so that unread responses are bounded.
 #[derive(Debug)]
@@ -55,12 +46,12 @@ impl AuthenticatedService {
         let mut in_flight = InFlight { call: Some(call), slot: None };
         let response = AssertUnwindSafe(self.authorize(request, &mut in_flight.slot)).catch_unwind().await;
         // The panic message may quote the request: it is not logged.
-        let response = response.unwrap_or_else(|_| panicked(&self.decider.state).map(Either::Right));
+        let response = response.unwrap_or_else(|_| panicked(&self.decider.state));
         response.map(|body| GuardedBody::new(body, in_flight))
     }
 
     /// Forwards an authenticated call to the service.
-    async fn authorize(&self, request: Box<Request<Incoming>>, slot: &mut Option<Slot>) -> PlainResponse {
+    async fn authorize(&self, request: Box<Request<Incoming>>, slot: &mut Option<Slot>) -> Response<Body> {
         let began = Instant::now();
         let decider = &*self.decider;
         match decider.admit(request.headers(), request.extensions()).await {
@@ -83,39 +74,17 @@ impl AuthenticatedService {
             return failed(Status::deadline_exceeded(why));
         };
         // This includes tonic's errors for invalid messages.
-        let is_decided = matches!(response.body(), Either::Left(_));
-        if !is_decided && response.headers().get(Status::GRPC_STATUS).is_some_and(|status| status != "0") {
+        if response.headers().get(Status::GRPC_STATUS).is_some_and(|status| status != "0") {
             decider.meters.failed();
         }
         decider.meters.took(began.elapsed());
         response
     }
 
-    /// Serves a call, bypassing tonic for plain messages.
-    async fn serve(&self, request: Box<Request<Incoming>>) -> PlainResponse {
-        if request.uri().path() != SHOULD_RATE_LIMIT {
-            return self.serve_with_tonic(*request).await;
-        }
-        match read_message(request, self.decider.state.bounds().body_max).await {
-            Ok(message) => {
-                let response = self.decider.decide(&message).await;
-                let response = response.and_then(|response| encode_response(&response));
-                response.map_or_else(failed, |response| response.map(Either::Left))
-            }
-            Err(request) => self.serve_with_tonic(*request).await,
-        }
-    }
-
-    /// Boxed because it is rare: every call would reserve space for it.
-    fn serve_with_tonic<B>(&self, request: Request<B>) -> BoxFuture<'static, PlainResponse>
-    where
-        B: hyper::body::Body<Data = Bytes, Error = hyper::Error> + Send + 'static,
-    {
-        let mut service = self.service.clone();
-        Box::pin(async move {
-            let Ok(response) = service.call(request).await;
-            response.map(|body| Either::Right(Body::new(body)))
-        })
+    /// Lets tonic read the message, decide by it and write the response.
+    async fn serve(&self, request: Box<Request<Incoming>>) -> Response<Body> {
+        let Ok(response) = self.service.clone().call(*request).await;
+        response.map(Body::new)
     }
 }
 
@@ -133,14 +102,14 @@ impl Decider {
 }
 
 /// A failed call: one frame of headers with its status, which ends the stream.
-pub(super) fn failed(status: Status) -> PlainResponse {
-    status.into_http().map(Either::Right)
+pub(super) fn failed(status: Status) -> Response<Body> {
+    status.into_http()
 }
 
 /// A response of plain HTTP to a request that is not gRPC.
 pub(super) fn respond_status(status: StatusCode, call: Call) -> GrpcResponse {
     let in_flight = InFlight { call: Some(call), slot: None };
-    let mut response = Response::new(GuardedBody::new(Either::Right(Body::empty()), in_flight));
+    let mut response = Response::new(GuardedBody::new(Body::empty(), in_flight));
     *response.status_mut() = status;
     response
 }

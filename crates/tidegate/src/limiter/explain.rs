@@ -170,7 +170,7 @@ impl Limiter {
     }
 
     /// The balances of everything an entity has drawn, and of everything its ancestors have, in one round
-    /// trip. What was only [recorded](crate::Request::recorded) has no limit, and is not included.
+    /// trip. Units that are only [recorded](crate::Request::recorded) have no limit, and are not included.
     ///
     /// # Errors
     /// [`LimitError::Name`] for an invalid name, and as [`try_acquire`](Self::try_acquire) for an unavailable store.

@@ -86,7 +86,7 @@ async fn recorded_units_are_usage_and_no_limit() {
     let limits = limiter.balances_of_entity("acme").await.unwrap();
     assert_eq!(limits.iter().map(|balance| balance.limit.as_str()).collect::<Vec<_>>(), ["rpm"]);
     let (all, paging) = (Stamp::ZERO..Stamp::MAX, Paging::default());
-    let usage = limiter.usage_of_entity("acme", tidegate::Window::Minute, all, &paging).await.unwrap().items;
+    let usage = limiter.usage_of_entity("acme", Window::Minute, all, &paging).await.unwrap().items;
     let usage: Vec<_> = usage.iter().map(|line| (line.limit.as_str(), line.tally.units)).collect();
     assert_eq!(usage, [("input_tokens", 800), ("rpm", 1)]);
 }
