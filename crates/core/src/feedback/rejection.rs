@@ -290,7 +290,7 @@ mod tests {
     fn only_the_beginning_is_read() {
         let text = "tokens per minute";
         let padded = |bytes: usize| format!("{}{text}", ".".repeat(bytes));
-        assert_eq!(exceeded(padded(REJECTION_BODY_MAX - text.len()).as_bytes()), Some(Dimension::Tokens));
+        assert_eq!(exceeded(padded(REJECTION_BODY_MAX - text.len()).as_bytes()), Some(Tokens));
         assert_eq!(exceeded(padded(REJECTION_BODY_MAX).as_bytes()), None);
     }
 
@@ -312,7 +312,7 @@ mod tests {
         fn cut_body_names_nothing_else(cut in 0_usize..70) {
             let body = b"Rate limit reached on output tokens per min (OTPM): Limit 10, Used 10";
             let named = exceeded(&body[..cut.min(body.len())]);
-            prop_assert!(matches!(named, None | Some(Dimension::OutputTokens)));
+            prop_assert!(matches!(named, None | Some(OutputTokens)));
         }
     }
 }
