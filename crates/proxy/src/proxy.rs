@@ -40,7 +40,7 @@ pub struct ProxyBounds {
     /// How long a body may take to arrive, if it is kept. Default: one minute.
     pub body_time: Duration,
     /// Calls at the same time, including those that wait. One tenant may hold 15 of 16 if it is alone, and leaves
-    /// the others what they want, up to as many as it has. Default: 4,096.
+    /// the others their share, up to as many as it has. Default: 4,096.
     pub calls_max: usize,
 }
 

@@ -32,7 +32,7 @@ use tokio::task::{JoinSet, spawn_blocking};
 
 const BYTES: usize = 8 << 10;
 
-/// The files of a first round, which tells how many more either side fetches in [`SECONDS`].
+/// The files of a first round, from which the number for [`SECONDS`] is computed.
 const FILES: u32 = 20_000;
 /// A round takes at least this long on each side, which includes finding the rate.
 const SECONDS: f64 = 12.0;
