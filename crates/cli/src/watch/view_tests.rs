@@ -108,7 +108,9 @@ fn busiest_subjects_are_listed_after_refused_ones() {
     let table = |model: &Model| -> Vec<String> {
         let words =
             |line: String| line.trim_matches(['│', '>', ' ']).split_whitespace().map(str::to_owned).collect();
-        let lines = screen(model, at(6), (80, 24)).into_iter().map(words);
+        // Not the title of the levels below.
+        let rows = screen(model, at(6), (80, 24)).into_iter().filter(|line| line.starts_with('│'));
+        let lines = rows.map(words);
         let lines = lines.filter(|words: &Vec<String>| words.iter().any(|word| word == "gpt-4"));
         lines.filter_map(|words| words.first().cloned()).collect()
     };
