@@ -153,14 +153,14 @@ async fn idle_streams_do_not_deny_health_checks() {
     let rls = Rls::new(json!({})).await;
     let mut health = HealthClient::new(rls.channel.clone());
     let mut watched = Vec::new();
-    for _ in 0..64 {
+    for _ in 0..120 {
         watched.push(health.watch(service("")).await.unwrap().into_inner());
     }
     assert!(health.check(service("")).await.is_ok());
     let error = health.watch(service("")).await.unwrap_err();
     assert_eq!(
         (error.code(), error.message()),
-        (tonic::Code::ResourceExhausted, "too many calls without a token: 64 are in flight")
+        (tonic::Code::ResourceExhausted, "too many calls without a token: 120 are in flight")
     );
     watched.clear();
     let admitted = async { while health.watch(service("")).await.is_err() {} };

@@ -79,7 +79,7 @@ async fn slow_senders_are_closed_while_others_are_served() {
     let kit = Kit::with(bounds(|bounds| {
         bounds.head_time = idle_timeout;
         bounds.body_time = idle_timeout;
-        // An address may have half of the connections.
+        // An address may have 15 of 16 connections.
         bounds.connections_max = 4 * MANY + 100;
     }))
     .await;
