@@ -44,7 +44,7 @@ fn entities_are_created_shown_moved_and_deleted() {
 #[test]
 fn disabled_entity_draws_nothing_until_enabled() {
     for fixture in Fixture::both() {
-        fixture.ok("limits set system rpm:60/min");
+        fixture.ok("limits set system rpm:60/day");
         fixture.ok("entity create acme --note tier=gold");
         fixture.ok("entity create bot --parent acme --cascade");
         fixture.ok("entity create user --parent acme");

@@ -199,10 +199,7 @@ async fn idle_sockets_do_not_deny_metrics() {
     stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
     let mut text = String::new();
     soon("an answer", stream.read_to_string(&mut text)).await.unwrap();
-    assert!(
-        text.contains("tidegate_connections_open{listener=\"metrics\"} 60"),
-        "15 of 16 places: {text}"
-    );
+    assert!(text.contains("tidegate_connections_open{listener=\"metrics\"} 60"), "15 of 16 places: {text}");
     let evicted = "tidegate_connections_closed_total{listener=\"metrics\",reason=\"evicted\"} 141";
     assert!(text.contains(evicted), "{text}");
     assert_eq!(log.count("connection bound reached"), 1, "the bound is reported once");
