@@ -248,19 +248,18 @@ impl Frontier {
                 Some(job) => Pick::Start(Box::new((job, entry))),
                 None => Pick::Nothing,
             },
-            Err(Wait::Slot) if host.in_flight > 0 => Pick::Wait(None),
-            // The host shares a throttle with hosts that exceed the key bound: their requests must end first.
-            Err(Wait::Slot) => Pick::Wait(Some(now + CROWDED_DELAY)),
-            Err(Wait::Pause(span) | Wait::Circuit(span)) if host.failing_for(now) + span > patience => {
+            // Rejections without a hint open no circuit: the host waits for its rate only.
+            Err(wait) if host.failing_for() + wait.requested() > patience => {
                 let patience = format::duration(patience);
-                host.gave_up = Some(match entry {
-                    Err(Wait::Pause(_)) => {
-                        format!("it asks for a pause longer than --patience ({patience})")
-                    }
+                host.gave_up = Some(match wait {
+                    Wait::Pause(_) => format!("it asks for a pause longer than --patience ({patience})"),
                     _ => format!("it has been failing for longer than --patience ({patience})"),
                 });
                 Pick::Retry
             }
+            Err(Wait::Slot) if host.in_flight > 0 => Pick::Wait(None),
+            // The host shares a throttle with hosts that exceed the key bound: their requests must end first.
+            Err(Wait::Slot) => Pick::Wait(Some(now + CROWDED_DELAY)),
             Err(Wait::Rate(span)) => {
                 let is_at_rate_max = self.gates.is_at_rate_max(&authority);
                 self.host(id).is_at_rate_max = is_at_rate_max;
@@ -360,8 +359,6 @@ impl Frontier {
     }
 
     /// Counts the end of a request, and queues its job for a retry if that may succeed; else returns it.
-    ///
-    /// A host's series of failures ends with any response that is not a failure. Each page counts once.
     pub(crate) fn on_attempt_end(
         &mut self,
         id: HostId,
@@ -377,11 +374,7 @@ impl Frontier {
         host.tally.attempts += 1;
         let is_error = matches!(result.kind, Kind::Failure | Kind::Overload) || result.is_retryable;
         host.tally.errors += u64::from(is_error);
-        host.failing = match result.kind {
-            Kind::Failure if job.has_failed => host.failing,
-            Kind::Failure | Kind::Overload => host.failing.or(Some(now)),
-            _ => None,
-        };
+        host.on_response(result.kind, job.has_failed);
         job.has_failed |= result.kind == Kind::Failure;
         self.on_request_end(id);
         if !result.is_retryable || job.tries >= self.options.retry.attempts_max() {

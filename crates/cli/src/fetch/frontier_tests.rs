@@ -40,7 +40,7 @@ fn over(frontier: &mut Frontier, start: Start, outcome: Outcome) {
     start.entry.settle(outcome);
     let host = frontier.host(start.host);
     host.in_flight -= 1;
-    host.failing = (outcome.kind() == Kind::Failure).then(|| host.failing.unwrap_or(Instant::now()));
+    host.on_response(outcome.kind(), false);
     frontier.on_request_end(start.host);
     frontier.end(
         start.job,
@@ -446,4 +446,23 @@ async fn pages_count_once_against_a_host() {
         fetch(&mut frontier, Duration::from_millis(5), |_| Response::Status(StatusCode::BAD_GATEWAY)).await;
     let host = frontier.host(0);
     assert_eq!((ended.len(), host.tally.attempts, &host.gave_up), (4, 12, &None));
+}
+
+/// Plain 503s and 429s open no circuit: a fetch went on for hours at the lowest rate.
+#[tokio::test(start_paused = true)]
+async fn host_that_only_rejects_is_given_up() {
+    for status in [StatusCode::SERVICE_UNAVAILABLE, StatusCode::TOO_MANY_REQUESTS] {
+        let (mut frontier, _root) = frontier(1.0, 600 * SECOND);
+        frontier.gates = Gates::starting_at(10.0, None, 8);
+        add(&mut frontier, "a", 1_100);
+        let began = Instant::now();
+        let ended = fetch(&mut frontier, Duration::from_millis(50), |job| {
+            Response::Status(if number(job) < 100 { StatusCode::OK } else { status })
+        })
+        .await;
+        assert_eq!((ended.iter().filter(|ended| is_good(ended)).count(), ended.len()), (100, 1_100));
+        assert!(began.elapsed() < 700 * SECOND, "{status}: {:?}", began.elapsed());
+        let why = frontier.host(0).gave_up.as_deref();
+        assert_eq!(why, Some("it has been failing for longer than --patience (10m)"), "{status}");
+    }
 }

@@ -112,6 +112,16 @@ pub(crate) enum Wait {
     Slot,
 }
 
+impl Wait {
+    /// The part of it that the host caused.
+    pub(crate) const fn requested(self) -> Duration {
+        match self {
+            Self::Pause(span) | Self::Circuit(span) => span,
+            Self::Rate(_) | Self::Slot => Duration::ZERO,
+        }
+    }
+}
+
 impl Gates {
     /// The limits of a configuration file, with those of the options in place of its own.
     ///

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use tidegate::Authority;
+use tidegate::{Authority, Kind};
 use tokio::time::Instant;
 
 use super::address::{Address, Key};
@@ -106,8 +106,8 @@ pub(crate) struct Host {
     pub(crate) tally: Tally,
     /// Start of the first and of the last request.
     pub(crate) requested: Option<(Instant, Instant)>,
-    /// Start of the current series of failures.
-    pub(crate) failing: Option<Instant>,
+    /// The first and the last failure of the current series.
+    pub(crate) failing: Option<(Instant, Instant)>,
     /// Why the host was given up.
     pub(crate) gave_up: Option<String>,
     /// Whether its last wait for the rate was due to `--rate-max`.
@@ -173,9 +173,19 @@ impl Host {
         self.queue.len() + self.failed_before.len() + self.unfinished
     }
 
+    /// Counts a response. A series of failures ends with any response that is none, and each page counts once.
+    pub(crate) fn on_response(&mut self, kind: Kind, has_failed: bool) {
+        let now = Instant::now();
+        self.failing = match kind {
+            Kind::Failure if has_failed => self.failing,
+            Kind::Failure | Kind::Overload => Some((self.failing.map_or(now, |(first, _)| first), now)),
+            _ => None,
+        };
+    }
+
     /// The duration of the current series of failures.
-    pub(crate) fn failing_for(&self, now: Instant) -> Duration {
-        self.failing.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
+    pub(crate) fn failing_for(&self) -> Duration {
+        self.failing.map_or(Duration::ZERO, |(first, last)| last.saturating_duration_since(first))
     }
 
     pub(crate) const fn rules_of(&mut self, is_https: bool) -> &mut RobotsRules {
