@@ -79,6 +79,15 @@ pub(crate) struct AttemptResult {
     pub(crate) partial: Option<Partial>,
 }
 
+impl AttemptResult {
+    /// Whether the host will accept the page later: a 429, or an overload with a hint. A plain 503 is often the
+    /// page's own.
+    pub(crate) fn is_rejection(&self) -> bool {
+        let is_until_later = |status| status == 429 || self.hint.is_some();
+        self.kind == Kind::Overload && matches!(self.reply, Reply::Status(status) if is_until_later(status))
+    }
+}
+
 /// The response.
 #[derive(Debug)]
 pub(crate) enum Reply {

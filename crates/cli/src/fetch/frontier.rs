@@ -368,6 +368,7 @@ impl Frontier {
     ) -> Option<Job> {
         let now = Instant::now();
         job.tries += 1;
+        job.rejections += u32::from(result.is_rejection());
         job.attempts += 1;
         let host = self.host(id);
         host.in_flight -= 1;
@@ -377,7 +378,7 @@ impl Frontier {
         host.on_response(result.kind, job.has_failed);
         job.has_failed |= result.kind == Kind::Failure;
         self.on_request_end(id);
-        if !result.is_retryable || job.tries >= self.options.retry.attempts_max() {
+        if !result.is_retryable || job.tries - job.rejections >= self.options.retry.attempts_max() {
             return Some(job);
         }
         // A rejected page always waits for its own hint; the throttle decides whether its host pauses too.

@@ -466,3 +466,18 @@ async fn host_that_only_rejects_is_given_up() {
         assert_eq!(why, Some("it has been failing for longer than --patience (10m)"), "{status}");
     }
 }
+
+/// A host shared with other clients rejected a page `--tries` times, and the page failed.
+#[tokio::test(start_paused = true)]
+async fn rejections_use_up_no_tries() {
+    let (mut frontier, _root) = frontier(1.0, 600 * SECOND);
+    frontier.gates = Gates::starting_at(10.0, None, 8);
+    add(&mut frontier, "a", 30);
+    let ended = fetch(&mut frontier, Duration::from_millis(50), |job| {
+        let is_rejected = number(job) % 10 == 3 && job.attempts < 6;
+        Response::Status(if is_rejected { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::OK })
+    })
+    .await;
+    assert_eq!(ended.iter().filter(|ended| is_good(ended)).count(), 30);
+    assert_eq!(frontier.host(0).tally.attempts, 30 + 3 * 6);
+}

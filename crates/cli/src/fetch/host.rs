@@ -24,6 +24,8 @@ pub(crate) struct Job {
     pub(crate) hops: u32,
     /// Attempts since the last redirect.
     pub(crate) tries: u32,
+    /// Those of them that the host rejected until later. They do not count: a host that only rejects is given up.
+    pub(crate) rejections: u32,
     /// Attempts in all.
     pub(crate) attempts: u32,
     /// Whether a failure of it has counted against the current host.
@@ -34,12 +36,12 @@ pub(crate) struct Job {
 
 impl Job {
     pub(crate) const fn new(kind: JobKind, at: Address) -> Self {
-        Self { kind, at, hops: 0, tries: 0, attempts: 0, has_failed: false, partial: None }
+        Self { kind, at, hops: 0, tries: 0, rejections: 0, attempts: 0, has_failed: false, partial: None }
     }
 
     /// The job after a redirect, with no attempts at the new address.
     pub(crate) fn redirected(self, at: Address) -> Self {
-        Self { at, hops: self.hops + 1, tries: 0, has_failed: false, ..self }
+        Self { at, hops: self.hops + 1, tries: 0, rejections: 0, has_failed: false, ..self }
     }
 }
 
