@@ -270,11 +270,16 @@ impl Frontier {
     }
 
     /// Starts the next new page, unless it is skipped. Returns whether one was started.
+    ///
+    /// Pages next to each other often fail together, so a circuit is probed with pages from elsewhere in the queue.
     fn start_next(&mut self, id: HostId) -> io::Result<bool> {
+        let is_probe = self.hosts[id]
+            .as_ref()
+            .is_some_and(|host| host.failing.is_some() && self.gates.is_failing(&host.authority));
         let host = self.host(id);
         let in_memory = host.in_memory();
         let queue = if host.queue.is_empty() { &mut host.failed_before } else { &mut host.queue };
-        let url = queue.pop()?;
+        let url = if is_probe { queue.pop_at(host.probe_place)? } else { queue.pop()? };
         let after = host.in_memory();
         self.in_memory = self.in_memory + after - in_memory;
         let Some(url) = url else { return Ok(false) };
@@ -302,7 +307,7 @@ impl Frontier {
         self.in_progress.insert(key);
         let kind = JobKind::Page(Page { address: at.clone(), key, file, host: id });
         let partial = self.folder.partial(key).cloned();
-        self.host(id).started.push_back(Job { partial, ..Job::new(kind, at) });
+        self.host(id).started.push_back(Job { partial, is_probe, ..Job::new(kind, at) });
         Ok(true)
     }
 
@@ -376,6 +381,8 @@ impl Frontier {
         let is_error = matches!(result.kind, Kind::Failure | Kind::Overload) || result.is_retryable;
         host.tally.errors += u64::from(is_error);
         host.on_response(result.kind, job.has_failed);
+        host.probe_place += u32::from(job.is_probe && result.kind == Kind::Failure);
+        job.is_probe = false;
         job.has_failed |= result.kind == Kind::Failure;
         self.on_request_end(id);
         if !result.is_retryable || job.tries - job.rejections >= self.options.retry.attempts_max() {

@@ -467,6 +467,27 @@ async fn host_that_only_rejects_is_given_up() {
     }
 }
 
+/// Probes were the pages next to the broken ones, so a block of about 35 looked like a host that is down.
+#[tokio::test(start_paused = true)]
+async fn large_broken_block_does_not_stop_the_others() {
+    const ERROR: StatusCode = StatusCode::INTERNAL_SERVER_ERROR;
+    for at_once in [1, 8] {
+        // The last: broken at both ends.
+        for (one, two) in [(0..60, 0..0), (50..110, 0..0), (90..150, 0..0), (0..30, 130..160)] {
+            let (mut frontier, _root) = frontier(1.0, 600 * SECOND);
+            frontier.gates = Gates::starting_at(10.0, None, at_once);
+            add(&mut frontier, "a", 160);
+            let ended = fetch(&mut frontier, Duration::from_millis(50), |job| {
+                let is_broken = one.contains(&number(job)) || two.contains(&number(job));
+                Response::Status(if is_broken { ERROR } else { StatusCode::OK })
+            })
+            .await;
+            let good = ended.iter().filter(|ended| is_good(ended)).count();
+            assert_eq!((good, ended.len()), (100, 160), "{one:?} and {two:?}, {at_once} at once");
+        }
+    }
+}
+
 /// A host shared with other clients rejected a page `--tries` times, and the page failed.
 #[tokio::test(start_paused = true)]
 async fn rejections_use_up_no_tries() {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tidegate::config::Origin;
 use tidegate::{
     Authority, Config, ConfigError, Cost, Gate, InvalidKeyedOptions, Keyed, Outcome, Pace, Permit, Refused,
-    Retry, Snapshot, Throttle,
+    Retry, Snapshot, State, Throttle,
 };
 
 use crate::failure::Failure;
@@ -154,6 +154,11 @@ impl Gates {
         let Some(RateMax { rate: rate_max, .. }) = self.rate_max else { return false };
         let rate = self.view(host).and_then(|view| view.rate);
         rate.is_some_and(|rate| rate.as_f64() >= AT_MAX * rate_max)
+    }
+
+    /// Whether a host's circuit is open or half-open.
+    pub(crate) fn is_failing(&self, host: &Authority) -> bool {
+        self.view(host).is_some_and(|view| view.state == State::CircuitOpen)
     }
 
     /// Tries to acquire a permit, without waiting.

@@ -30,13 +30,25 @@ pub(crate) struct Job {
     pub(crate) attempts: u32,
     /// Whether a failure of it has counted against the current host.
     pub(crate) has_failed: bool,
+    /// Whether it was started while the circuit was not closed.
+    pub(crate) is_probe: bool,
     /// What has arrived of the page.
     pub(crate) partial: Option<Partial>,
 }
 
 impl Job {
     pub(crate) const fn new(kind: JobKind, at: Address) -> Self {
-        Self { kind, at, hops: 0, tries: 0, rejections: 0, attempts: 0, has_failed: false, partial: None }
+        Self {
+            kind,
+            at,
+            hops: 0,
+            tries: 0,
+            rejections: 0,
+            attempts: 0,
+            has_failed: false,
+            is_probe: false,
+            partial: None,
+        }
     }
 
     /// The job after a redirect, with no attempts at the new address.
@@ -110,6 +122,8 @@ pub(crate) struct Host {
     pub(crate) requested: Option<(Instant, Instant)>,
     /// The first and the last failure of the current series.
     pub(crate) failing: Option<(Instant, Instant)>,
+    /// The place in the queue that the next probe is taken from. It changes if a probe fails.
+    pub(crate) probe_place: u32,
     /// Why the host was given up.
     pub(crate) gave_up: Option<String>,
     /// Whether its last wait for the rate was due to `--rate-max`.
@@ -139,6 +153,7 @@ impl Host {
             tally: Tally::default(),
             requested: None,
             failing: None,
+            probe_place: 0,
             gave_up: None,
             is_at_rate_max: false,
             speed: 0.0,
