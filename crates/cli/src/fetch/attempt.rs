@@ -1,6 +1,7 @@
 //! One request: sends it, reads the response and writes its page to a part. It records the outcome for the
 //! host; the caller decides what follows.
 
+use std::error::Error as _;
 use std::fs;
 use std::io;
 use std::path::PathBuf;
@@ -206,9 +207,9 @@ async fn page(mut response: Response, sink: &PageSink, resumed: Option<Partial>)
         return (Reply::TooLarge, None);
     }
     let mut flow = BodyRate::new();
-    let why = loop {
+    let (why, is_undecodable) = loop {
         match response.chunk().await {
-            Ok(Some(chunk)) if flow.is_too_slow(chunk.len()) => break TOO_SLOW.to_owned(),
+            Ok(Some(chunk)) if flow.is_too_slow(chunk.len()) => break (TOO_SLOW.to_owned(), false),
             Ok(Some(chunk)) if part.bytes() + chunk.len() as u64 > sink.bytes_max => {
                 return (Reply::TooLarge, None);
             }
@@ -223,9 +224,14 @@ async fn page(mut response: Response, sink: &PageSink, resumed: Option<Partial>)
                     Err(error) => (Reply::Disk(error), None),
                 };
             }
-            Err(error) => break why(&error),
+            // An error of the connection has another cause than that of a decoder.
+            Err(error) => break (why(&error), error.source().is_some_and(|cause| cause.is::<io::Error>())),
         }
     };
+    if resumed.as_ref().is_some_and(|partial| is_undecodable || part.bytes() == partial.bytes) {
+        // The same rest would arrive again: the page starts from the beginning.
+        return (Reply::Broken(why), None);
+    }
     let validator = resumed.map(|partial| partial.validator).or(validator);
     let Some(validator) = validator else { return (Reply::Broken(why), None) };
     let (bytes, url) = (part.bytes(), response.url().clone());

@@ -27,6 +27,14 @@ pub(crate) struct Seen {
     pub(crate) head: String,
 }
 
+impl Seen {
+    /// The first byte of the range that was requested.
+    pub(crate) fn range_start(&self) -> usize {
+        let range = self.head.lines().find_map(|line| line.strip_prefix("range: bytes="));
+        range.map_or(0, |range| range.trim_end_matches('-').parse().expect("a number"))
+    }
+}
+
 /// A response of an upstream.
 #[derive(Debug, Clone)]
 pub(crate) struct Reply {
