@@ -115,6 +115,9 @@ impl Crawl {
                 };
                 self.send(&mut in_flight, start);
             }
+            if stop.is_some() && in_flight.tasks.is_empty() {
+                self.frontier.stop();
+            }
             for result in self.frontier.finished.drain(..) {
                 self.counts.unwritten += 1;
                 self.counts.unwritten_bytes += bytes_in_memory(&result);

@@ -83,6 +83,15 @@ enum Due {
     Requeue(HostId, Box<Job>),
 }
 
+impl Due {
+    fn into_job(self) -> Option<Job> {
+        match self {
+            Self::Requeue(_, job) => Some(*job),
+            Self::Wake(..) => None,
+        }
+    }
+}
+
 /// A request that may be sent now.
 #[derive(Debug)]
 pub(crate) struct Start {
@@ -404,6 +413,20 @@ impl Frontier {
         let (url, host, key) = (String::from(page.address.url).into(), Some(page.host), Some(page.key));
         let (attempts, partial) = (job.attempts, job.partial.map(Box::new));
         self.finished.push(PageResult { url, host, key, attempts, partial, outcome });
+    }
+
+    /// Empties the queues when the fetch stops. Pages of which a part has arrived end, so that the next run
+    /// requests the rest.
+    pub(crate) fn stop(&mut self) {
+        let due = std::mem::take(&mut self.due).into_values();
+        let mut jobs: Vec<Job> = due.filter_map(Due::into_job).collect();
+        for host in self.hosts.iter_mut().flatten() {
+            jobs.extend(host.started.drain(..).chain(host.retries.drain(..)));
+        }
+        for job in jobs.into_iter().filter(|job| job.partial.is_some()) {
+            let why = "interrupted before all of it arrived".to_owned();
+            self.end(job, PageOutcome::Failed(PageFailure { why, status: None, is_final: false }));
+        }
     }
 
     /// The page is written, and no longer in progress.

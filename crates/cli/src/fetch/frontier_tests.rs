@@ -8,6 +8,7 @@ use tokio::time::advance;
 
 use super::*;
 use crate::fetch::attempt::{Reply, host_outcome};
+use crate::fetch::partial::Partial;
 use crate::fetch::robots::RobotsResponse;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -501,4 +502,27 @@ async fn rejections_use_up_no_tries() {
     .await;
     assert_eq!(ended.iter().filter(|ended| is_good(ended)).count(), 30);
     assert_eq!(frontier.host(0).tally.attempts, 30 + 3 * 6);
+}
+
+/// A page that waited for a retry when the fetch stopped left no line in the journal, and its part was removed.
+#[tokio::test(start_paused = true)]
+async fn stop_ends_queued_pages_that_have_a_part() {
+    let (mut frontier, _root) = frontier(1e6, SECOND);
+    add(&mut frontier, "a", 4);
+    let starts: Vec<Start> = std::iter::from_fn(|| start(&mut frontier)).map(|(_, start)| start).collect();
+    let queues = ["due", "retries", "started", "without a part"];
+    for (Start { host, mut job, .. }, queue) in starts.into_iter().zip(queues) {
+        let (part, url) = (queue.to_owned(), job.at.url.clone());
+        let partial = Partial { part, bytes: 1, url, validator: String::new() };
+        job.partial = (queue != "without a part").then_some(partial);
+        job.tries = u32::from(queue != "started");
+        match queue {
+            "due" => frontier.enqueue_later(host, job, Instant::now() + SECOND),
+            _ => frontier.enqueue(job),
+        }
+    }
+    frontier.stop();
+    let parts: Vec<String> =
+        keep(&mut frontier).into_iter().filter_map(|ended| Some(ended.partial?.part)).collect();
+    assert_eq!(parts, ["due", "started", "retries"]);
 }

@@ -3,11 +3,15 @@
 
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
 
 use crate::kit::codec;
 use crate::kit::fetch::{FAST, FetchDir, Log, Reply, Upstream, hold, pages, read_line};
-use crate::kit::{finish, run};
+use crate::kit::{finish, run, send, wait_until};
 
 #[test]
 fn redirect_loop_ends_and_others_are_fetched() {
@@ -241,6 +245,40 @@ fn unusable_rest_restarts_the_page() {
         let ranges: Vec<bool> = upstream.seen().iter().map(|seen| seen.range_start() > 0).collect();
         assert_eq!(ranges, [false, true, false]);
     }
+}
+
+/// The retry that waited was dropped, and the next run began from zero.
+#[test]
+fn interrupted_fetch_keeps_what_arrived() {
+    let (dir, log) = (FetchDir::new(), Log::default());
+    let (tell, go_on) = channel::<()>();
+    let go_on = Mutex::new(go_on);
+    let body: Vec<u8> = (0..3_000_000_u32).map(|number| number.to_le_bytes()[1]).collect();
+    let whole = body.clone();
+    let upstream = Upstream::start(&log, move |seen| {
+        let from = seen.range_start();
+        let range = format!("bytes {from}-2999999/3000000");
+        match from {
+            0 => {
+                let _ = hold(&go_on).recv();
+                Reply::page(&whole[..]).header("etag", "\"v1\"").cut()
+            }
+            _ => Reply::page(&whole[from..]).with_status(206).header("content-range", range),
+        }
+    });
+    let urls = [upstream.url("/a.bin")];
+    let mut child = dir.begin(&["--ignore-robots", "--json"], &urls);
+    wait_until("a request in flight", || upstream.seen().len() == 1);
+    send(&child, Signal::INT);
+    assert!(read_line(child.stderr.as_mut().unwrap()).starts_with("stopping: waiting for 1 requests"));
+    drop(tell);
+    let run = finish(child);
+    assert_eq!((run.code, dir.parts()), (130, 1), "{run:?}");
+    let run = dir.fast(&["--ignore-robots"], &urls);
+    assert_eq!((run.code, dir.parts()), (0, 0), "{run:?}");
+    assert!(dir.file(&upstream, "a.bin").is_some_and(|file| file == body));
+    let ranges: Vec<bool> = upstream.seen().iter().map(|seen| seen.range_start() > 0).collect();
+    assert_eq!(ranges, [false, true]);
 }
 
 #[test]
