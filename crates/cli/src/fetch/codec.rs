@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use serde_json::{Map, Value, json};
 use tidegate::CircuitState;
 
+use super::gates::UserLimit;
 use super::partial::Partial;
 use super::result::{PageOutcome, PageResult, SkipReason};
 use super::tally::{Summary, Tally};
@@ -129,7 +130,8 @@ pub(crate) fn summary(summary: &Summary) -> String {
         host["host"] = json!(line.host);
         host["per_second"] = json!(line.per_second);
         host["limit_per_second"] = json!(line.limit);
-        host["limited_by_rate_max"] = json!(line.is_at_rate_max);
+        host["limited_by"] = json!(line.limited_by.map(|limit| limit.to_string()));
+        host["limited_by_rate_max"] = json!(line.limited_by.is_some_and(UserLimit::is_rate_max));
         host["circuit"] = json!(line.circuit.map(circuit_word));
         host["latency_p95_ms"] = json!(line.latency_p95.map(|latency| latency.as_secs_f64() * 1e3));
         host["error_rate"] = json!(line.error_rate());

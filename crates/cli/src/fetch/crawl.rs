@@ -375,7 +375,7 @@ impl Crawl {
                 tally: host.tally,
                 per_second,
                 limit: view.and_then(|view| view.rate).map(PerSecond::as_f64),
-                is_at_rate_max: host.is_at_rate_max,
+                limited_by: host.limited_by,
                 circuit: view.and_then(|view| view.circuit).map(|circuit| circuit.state),
                 latency_p95: view.and_then(|view| view.latency_p95),
                 gave_up: host.gave_up.clone(),

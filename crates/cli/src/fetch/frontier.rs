@@ -269,9 +269,8 @@ impl Frontier {
             Err(Wait::Slot) if host.in_flight > 0 => Pick::Wait(None),
             // The host shares a throttle with hosts that exceed the key bound: their requests must end first.
             Err(Wait::Slot) => Pick::Wait(Some(now + CROWDED_DELAY)),
-            Err(Wait::Rate(span)) => {
-                let is_at_rate_max = self.gates.is_at_rate_max(&authority);
-                self.host(id).is_at_rate_max = is_at_rate_max;
+            Err(Wait::Rate(span, by)) => {
+                self.host(id).limited_by = self.gates.limited_by(&authority, by);
                 Pick::Wait(Some(now + span))
             }
             Err(Wait::Pause(span) | Wait::Circuit(span)) => Pick::Wait(Some(now + span)),

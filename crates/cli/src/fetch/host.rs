@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use super::address::{Address, Key};
 use super::file_name::FileName;
 use super::frontier::HostId;
+use super::gates::UserLimit;
 use super::partial::Partial;
 use super::robots::RobotsRules;
 use super::spill_queue::SpillQueue;
@@ -126,8 +127,8 @@ pub(crate) struct Host {
     pub(crate) probe_place: u32,
     /// Why the host was given up.
     pub(crate) gave_up: Option<String>,
-    /// Whether its last wait for the rate was due to `--rate-max`.
-    pub(crate) is_at_rate_max: bool,
+    /// The limit of the user that its last wait for the rate was due to.
+    pub(crate) limited_by: Option<UserLimit>,
     /// Recent pages per second, a moving average.
     pub(crate) speed: f64,
     /// Pages that had ended at the last update of the speed.
@@ -155,7 +156,7 @@ impl Host {
             failing: None,
             probe_place: 0,
             gave_up: None,
-            is_at_rate_max: false,
+            limited_by: None,
             speed: 0.0,
             ended_before: 0,
         }

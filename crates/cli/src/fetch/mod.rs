@@ -25,6 +25,7 @@ mod spill_queue;
 mod tally;
 mod writer;
 
+use std::collections::BTreeMap;
 use std::collections::hash_map::RandomState;
 use std::fs;
 use std::hash::{BuildHasher as _, Hasher as _};
@@ -48,7 +49,7 @@ use crate::signals::Signals;
 use crawl::{Counts, Crawl, CrawlResult};
 use folder::Folder;
 use frontier::{Frontier, HostOptions};
-use gates::{Gates, LimitOptions, RateMax};
+use gates::{Gates, LimitOptions};
 use input::Input;
 use progress::Progress;
 use tally::Summary;
@@ -211,7 +212,6 @@ pub(crate) async fn run(
         .build()
         .map_err(|error| Failure::usage(format!("invalid request options: {error}")))?;
     let (gates, retry) = args.gates()?;
-    let rate_max = gates.rate_max();
     let signals = Signals::install()?;
     raise_file_limit();
     let mut folder = Folder::open(&args.out)?;
@@ -237,7 +237,7 @@ pub(crate) async fn run(
         counts: Counts::default(),
     };
     let result = crawl.run(lines, signals).await?;
-    report(result, &folder, format, rate_max)
+    report(result, &folder, format)
 }
 
 /// Raises the soft limit of open files: many hosts need many connections, and the default is low on most
@@ -248,12 +248,7 @@ fn raise_file_limit() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
-fn report(
-    result: CrawlResult,
-    folder: &Folder,
-    format: Format,
-    rate_max: Option<RateMax>,
-) -> Result<Output, Failure> {
+fn report(result: CrawlResult, folder: &Folder, format: Format) -> Result<Output, Failure> {
     let CrawlResult { summary, signal, input_error } = result;
     let exit = match signal {
         Some(signal) => child::exit_by(signal),
@@ -270,11 +265,11 @@ fn report(
     if format == Format::Json {
         return Ok(Output::raw(codec::summary(&summary).into_bytes()).exit(exit));
     }
-    Ok(text_report(&summary, folder, rate_max).exit(exit))
+    Ok(text_report(&summary, folder).exit(exit))
 }
 
 /// The final report for people.
-fn text_report(summary: &Summary, folder: &Folder, rate_max: Option<RateMax>) -> Output {
+fn text_report(summary: &Summary, folder: &Folder) -> Output {
     let mut output = Output::new(crate::codec::Json::Null);
     if !summary.hosts.is_empty() {
         output = output.table(summary.table()).line("");
@@ -284,15 +279,19 @@ fn text_report(summary: &Summary, folder: &Folder, rate_max: Option<RateMax>) ->
             output = output.line(format!("given up: {}: {why}", line.host));
         }
     }
-    let at_max: Vec<&str> =
-        summary.hosts.iter().filter(|line| line.is_at_rate_max).map(|line| line.host.as_str()).collect();
-    if let (Some(rate_max), [first, others @ ..]) = (rate_max, &at_max[..]) {
-        let more = match others.len() {
+    let mut limited: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for line in &summary.hosts {
+        if let Some(limit) = line.limited_by {
+            limited.entry(limit.to_string()).or_default().push(&line.host);
+        }
+    }
+    for (limit, hosts) in limited {
+        let more = match hosts.len() - 1 {
             0 => String::new(),
             1 => " and 1 other".to_owned(),
             count => format!(" and {count} others"),
         };
-        output = output.line(format!("limited by {rate_max}: {first}{more}"));
+        output = output.line(format!("limited by {limit}: {}{more}", hosts[0]));
     }
     for (url, why) in &summary.failures {
         output = output.line(format!("failed: {url}: {why}"));

@@ -397,3 +397,26 @@ fn ceiling_that_limited_a_fetch_is_reported() {
     let line = format!("limited by auto.rate_max = 20 in --config: {}", upstream.host());
     assert!(run.stdout.contains(&line), "{}", run.stdout);
 }
+
+/// A fetch waited for hours, and nothing said why.
+#[test]
+fn limit_in_the_file_that_held_back_is_reported() {
+    let log = Log::default();
+    let upstream = echo(&log);
+    for (text, limit) in [
+        ("rates = ['rps:20/s:1']", "the limit \"rps\" in --config"),
+        ("rate = { amount = 20, period = 1, burst = 1 }", "rate.amount = 20 in --config"),
+    ] {
+        let dir = FetchDir::new();
+        let file = dir.path("limits.toml").display().to_string();
+        fs::write(&file, text).unwrap();
+        let run = dir.fetch(&["--config", &file, "--rate", "1000"], &pages(&upstream, 10));
+        assert_eq!((run.code, dir.files().len()), (0, 10), "{run:?}");
+        let line = format!("limited by {limit}: {}", upstream.host());
+        assert!(run.stdout.contains(&line), "{}", run.stdout);
+        let again = FetchDir::new().fetch(&["--config", &file, "--json"], &pages(&upstream, 10));
+        let lines = codec::lines(&again.stdout);
+        let host = &lines.last().expect("a summary")["summary"]["hosts"][0];
+        assert_eq!((&host["limited_by"], &host["limited_by_rate_max"]), (&limit.into(), &false.into()));
+    }
+}
