@@ -267,6 +267,8 @@ fn waiting_host_occupies_no_worker() {
 #[test]
 fn invalid_arguments_are_rejected() {
     let dir = FetchDir::new();
+    let slots = dir.path("slots.toml").display().to_string();
+    fs::write(&slots, "slots.max = 100").unwrap();
     let table = [
         (vec![], "required arguments were not provided"),
         (vec!["-", "https://h/"], "`-` cannot be combined with addresses"),
@@ -278,7 +280,10 @@ fn invalid_arguments_are_rejected() {
             vec!["https://h/", "--per-host", "9", "--concurrency", "8"],
             "--per-host 9 is above --concurrency 8",
         ),
-        (vec!["https://h/", "--per-host", "100"], "--per-host 100 is above --concurrency 64"),
+        (
+            vec!["https://h/", "--config", &slots, "--concurrency", "64"],
+            "slots.max = 100 in --config is above --concurrency 64",
+        ),
         (vec!["https://h/", "--header", "Host: other"], "`host` is set by the connection"),
         (vec!["https://h/", "--header", "Content-Length: 1"], "`content-length` is set by the connection"),
         (vec!["https://h/", "--config", "not/there"], "--config not/there: "),
@@ -419,4 +424,22 @@ fn limit_in_the_file_that_held_back_is_reported() {
         let host = &lines.last().expect("a summary")["summary"]["hosts"][0];
         assert_eq!((&host["limited_by"], &host["limited_by_rate_max"]), (&limit.into(), &false.into()));
     }
+}
+
+/// It was refused because of the default of an option that was not given.
+#[test]
+fn per_host_raises_concurrency_that_is_not_given() {
+    let log = Log::default();
+    let (tell, go_on) = channel::<()>();
+    let go_on = Mutex::new(go_on);
+    let upstream = Upstream::start(&log, move |_| {
+        // Until all are in flight.
+        let _ = hold(&go_on).recv();
+        Reply::status(200)
+    });
+    let dir = FetchDir::new();
+    let child = dir.begin(&["--per-host", "70", "--ignore-robots"], &pages(&upstream, 70));
+    wait_until("more than the default in flight", || upstream.seen().len() == 70);
+    drop(tell);
+    assert_eq!(finish(child).code, 0);
 }
