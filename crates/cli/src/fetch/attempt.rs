@@ -17,6 +17,7 @@ use super::gates::Entry;
 use super::part_file::{Body, PartFile};
 use super::partial::{Partial, validator};
 use super::robots::{BYTES_MAX, RobotsResponse};
+use super::writer::PartialJournal;
 
 /// Bytes of an unneeded body that are read, so that the connection can be reused.
 const DRAIN_MAX: usize = 16 << 10;
@@ -26,6 +27,8 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 /// Minimum bytes of a body within [`BODY_SPAN`]: a slower one would occupy its worker for days.
 const BODY_MIN: usize = 4 << 10;
 const BODY_SPAN: Duration = Duration::from_mins(1);
+/// A body is synced and journaled after so many bytes: a kill loses no more of it.
+const JOURNAL_SPAN: u64 = 16 << 20;
 
 /// A request.
 #[derive(Debug)]
@@ -50,6 +53,9 @@ pub(crate) enum Sink {
 /// Where a page is written.
 #[derive(Debug)]
 pub(crate) struct PageSink {
+    /// The address as requested, before redirects.
+    pub(crate) page: Url,
+    pub(crate) journal: PartialJournal,
     /// The folder of parts.
     pub(crate) parts: PathBuf,
     /// The name of a new part.
@@ -206,7 +212,8 @@ async fn page(mut response: Response, sink: &PageSink, resumed: Option<Partial>)
     if response.content_length().is_some_and(|bytes| part.bytes().saturating_add(bytes) > sink.bytes_max) {
         return (Reply::TooLarge, None);
     }
-    let mut flow = BodyRate::new();
+    let validator = resumed.as_ref().map(|partial| partial.validator.clone()).or(validator);
+    let (mut flow, mut synced) = (BodyRate::new(), part.bytes());
     let (why, is_undecodable) = loop {
         match response.chunk().await {
             Ok(Some(chunk)) if flow.is_too_slow(chunk.len()) => break (TOO_SLOW.to_owned(), false),
@@ -214,7 +221,16 @@ async fn page(mut response: Response, sink: &PageSink, resumed: Option<Partial>)
                 return (Reply::TooLarge, None);
             }
             Ok(Some(chunk)) => {
-                if let Err(error) = part.push(&chunk).await {
+                let mut written = part.push(&chunk).await;
+                if let Some(validator) = validator.as_ref().filter(|_| part.bytes() - synced >= JOURNAL_SPAN)
+                {
+                    written = written.and(part.sync().await);
+                    synced = part.bytes();
+                    let (url, validator) = (response.url().clone(), validator.clone());
+                    sink.journal
+                        .write(&sink.page, Partial { part: name.clone(), bytes: synced, url, validator });
+                }
+                if let Err(error) = written {
                     return (Reply::Disk(error), None);
                 }
             }
@@ -232,7 +248,6 @@ async fn page(mut response: Response, sink: &PageSink, resumed: Option<Partial>)
         // The same rest would arrive again: the page starts from the beginning.
         return (Reply::Broken(why), None);
     }
-    let validator = resumed.map(|partial| partial.validator).or(validator);
     let Some(validator) = validator else { return (Reply::Broken(why), None) };
     let (bytes, url) = (part.bytes(), response.url().clone());
     match part.keep().await {

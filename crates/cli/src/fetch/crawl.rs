@@ -147,7 +147,7 @@ impl Crawl {
                 _ = progress_tick.tick() => self.progress.update(&mut self.frontier, &self.counts.total, is_read, stop.is_some(), in_flight.tasks.len()),
                 signal = signals.next() => if is_stop(signal) {
                     if stop.is_some() {
-                        // Parts in progress are removed when the folder is next opened.
+                        // Parts without a line in the journal are removed when the folder is next opened.
                         self.progress.clear();
                         std::process::exit(i32::from(crate::child::exit_by(signal).code()));
                     }
@@ -176,6 +176,8 @@ impl Crawl {
             JobKind::Page(page) => {
                 headers = header::allowed(&self.headers, &page.address, &job.at);
                 Sink::Page(PageSink {
+                    page: page.address.url.clone(),
+                    journal: self.writer.partials(),
                     parts: self.folder.parts(),
                     part: self.folder.new_part(page.key),
                     bytes_max: self.bytes_max,
