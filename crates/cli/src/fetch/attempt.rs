@@ -1,6 +1,7 @@
 //! One request: sends it, reads the response and writes its page to a part. It records the outcome for the
 //! host; the caller decides what follows.
 
+use std::error::Error as _;
 use std::fs;
 use std::io;
 use std::path::PathBuf;
@@ -16,6 +17,7 @@ use super::gates::Entry;
 use super::part_file::{Body, PartFile};
 use super::partial::{Partial, validator};
 use super::robots::{BYTES_MAX, RobotsResponse};
+use super::writer::PartialJournal;
 
 /// Bytes of an unneeded body that are read, so that the connection can be reused.
 const DRAIN_MAX: usize = 16 << 10;
@@ -25,6 +27,8 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 /// Minimum bytes of a body within [`BODY_SPAN`]: a slower one would occupy its worker for days.
 const BODY_MIN: usize = 4 << 10;
 const BODY_SPAN: Duration = Duration::from_mins(1);
+/// A body is synced and journaled after so many bytes: a kill loses no more of it.
+const JOURNAL_SPAN: u64 = 16 << 20;
 
 /// A request.
 #[derive(Debug)]
@@ -49,6 +53,9 @@ pub(crate) enum Sink {
 /// Where a page is written.
 #[derive(Debug)]
 pub(crate) struct PageSink {
+    /// The address as requested, before redirects.
+    pub(crate) page: Url,
+    pub(crate) journal: PartialJournal,
     /// The folder of parts.
     pub(crate) parts: PathBuf,
     /// The name of a new part.
@@ -77,6 +84,15 @@ pub(crate) struct AttemptResult {
     pub(crate) hint: Option<Duration>,
     /// What has arrived of the page, if the rest can be requested.
     pub(crate) partial: Option<Partial>,
+}
+
+impl AttemptResult {
+    /// Whether the host will accept the page later: a 429, or an overload with a hint. A plain 503 is often the
+    /// page's own.
+    pub(crate) fn is_rejection(&self) -> bool {
+        let is_until_later = |status| status == 429 || self.hint.is_some();
+        self.kind == Kind::Overload && matches!(self.reply, Reply::Status(status) if is_until_later(status))
+    }
 }
 
 /// The response.
@@ -196,15 +212,25 @@ async fn page(mut response: Response, sink: &PageSink, resumed: Option<Partial>)
     if response.content_length().is_some_and(|bytes| part.bytes().saturating_add(bytes) > sink.bytes_max) {
         return (Reply::TooLarge, None);
     }
-    let mut flow = BodyRate::new();
-    let why = loop {
+    let validator = resumed.as_ref().map(|partial| partial.validator.clone()).or(validator);
+    let (mut flow, mut synced) = (BodyRate::new(), part.bytes());
+    let (why, is_undecodable) = loop {
         match response.chunk().await {
-            Ok(Some(chunk)) if flow.is_too_slow(chunk.len()) => break TOO_SLOW.to_owned(),
+            Ok(Some(chunk)) if flow.is_too_slow(chunk.len()) => break (TOO_SLOW.to_owned(), false),
             Ok(Some(chunk)) if part.bytes() + chunk.len() as u64 > sink.bytes_max => {
                 return (Reply::TooLarge, None);
             }
             Ok(Some(chunk)) => {
-                if let Err(error) = part.push(&chunk).await {
+                let mut written = part.push(&chunk).await;
+                if let Some(validator) = validator.as_ref().filter(|_| part.bytes() - synced >= JOURNAL_SPAN)
+                {
+                    written = written.and(part.sync().await);
+                    synced = part.bytes();
+                    let (url, validator) = (response.url().clone(), validator.clone());
+                    sink.journal
+                        .write(&sink.page, Partial { part: name.clone(), bytes: synced, url, validator });
+                }
+                if let Err(error) = written {
                     return (Reply::Disk(error), None);
                 }
             }
@@ -214,10 +240,14 @@ async fn page(mut response: Response, sink: &PageSink, resumed: Option<Partial>)
                     Err(error) => (Reply::Disk(error), None),
                 };
             }
-            Err(error) => break why(&error),
+            // An error of the connection has another cause than that of a decoder.
+            Err(error) => break (why(&error), error.source().is_some_and(|cause| cause.is::<io::Error>())),
         }
     };
-    let validator = resumed.map(|partial| partial.validator).or(validator);
+    if resumed.as_ref().is_some_and(|partial| is_undecodable || part.bytes() == partial.bytes) {
+        // The same rest would arrive again: the page starts from the beginning.
+        return (Reply::Broken(why), None);
+    }
     let Some(validator) = validator else { return (Reply::Broken(why), None) };
     let (bytes, url) = (part.bytes(), response.url().clone());
     match part.keep().await {

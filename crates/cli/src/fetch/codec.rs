@@ -2,9 +2,11 @@
 
 use std::io::{self, Write};
 
+use reqwest::Url;
 use serde_json::{Map, Value, json};
 use tidegate::CircuitState;
 
+use super::gates::UserLimit;
 use super::partial::Partial;
 use super::result::{PageOutcome, PageResult, SkipReason};
 use super::tally::{Summary, Tally};
@@ -14,7 +16,7 @@ use super::tally::{Summary, Tally};
 pub(crate) enum JournalLine {
     /// A fetched page.
     Done { part: String, file: String },
-    /// A page that was requested and failed.
+    /// A page that was requested and failed, or that was in progress.
     Failed { url: String, partial: Option<Partial> },
 }
 
@@ -24,7 +26,7 @@ pub(crate) fn journaled(line: &[u8]) -> Option<JournalLine> {
     let text = |name: &str| line[name].as_str().map(str::to_owned);
     match line["outcome"].as_str()? {
         "done" => Some(JournalLine::Done { part: text("part")?, file: text("file")? }),
-        "failed" if line["attempts"] != 0 => {
+        "failed" | "partial" if line["attempts"] != 0 => {
             Some(JournalLine::Failed { url: text("url")?, partial: partial(&line["partial"]) })
         }
         _ => None,
@@ -48,11 +50,23 @@ pub(crate) fn write_journal(to: &mut impl Write, result: &PageResult) -> io::Res
         line.insert("part".to_owned(), json!(page.part));
     }
     if let Some(partial) = &result.partial {
-        let Partial { part, bytes, url, validator } = &**partial;
-        let partial = json!({ "part": part, "bytes": bytes, "url": url.as_str(), "validator": validator });
-        line.insert("partial".to_owned(), partial);
+        line.insert("partial".to_owned(), partial_value(partial));
     }
     write(to, &line)
+}
+
+/// Writes the journal line of a page in progress.
+pub(crate) fn write_partial(to: &mut impl Write, page: &Url, partial: &Partial) -> io::Result<()> {
+    let mut line = Map::new();
+    line.insert("url".to_owned(), json!(page.as_str()));
+    line.insert("outcome".to_owned(), json!("partial"));
+    line.insert("partial".to_owned(), partial_value(partial));
+    write(to, &line)
+}
+
+fn partial_value(partial: &Partial) -> Value {
+    let Partial { part, bytes, url, validator } = partial;
+    json!({ "part": part, "bytes": bytes, "url": url.as_str(), "validator": validator })
 }
 
 /// Writes the same line for programs.
@@ -129,7 +143,8 @@ pub(crate) fn summary(summary: &Summary) -> String {
         host["host"] = json!(line.host);
         host["per_second"] = json!(line.per_second);
         host["limit_per_second"] = json!(line.limit);
-        host["limited_by_rate_max"] = json!(line.is_at_rate_max);
+        host["limited_by"] = json!(line.limited_by.map(|limit| limit.to_string()));
+        host["limited_by_rate_max"] = json!(line.limited_by.is_some_and(UserLimit::is_rate_max));
         host["circuit"] = json!(line.circuit.map(circuit_word));
         host["latency_p95_ms"] = json!(line.latency_p95.map(|latency| latency.as_secs_f64() * 1e3));
         host["error_rate"] = json!(line.error_rate());

@@ -115,6 +115,9 @@ impl Crawl {
                 };
                 self.send(&mut in_flight, start);
             }
+            if stop.is_some() && in_flight.tasks.is_empty() {
+                self.frontier.stop();
+            }
             for result in self.frontier.finished.drain(..) {
                 self.counts.unwritten += 1;
                 self.counts.unwritten_bytes += bytes_in_memory(&result);
@@ -144,7 +147,7 @@ impl Crawl {
                 _ = progress_tick.tick() => self.progress.update(&mut self.frontier, &self.counts.total, is_read, stop.is_some(), in_flight.tasks.len()),
                 signal = signals.next() => if is_stop(signal) {
                     if stop.is_some() {
-                        // Parts in progress are removed when the folder is next opened.
+                        // Parts without a line in the journal are removed when the folder is next opened.
                         self.progress.clear();
                         std::process::exit(i32::from(crate::child::exit_by(signal).code()));
                     }
@@ -173,6 +176,8 @@ impl Crawl {
             JobKind::Page(page) => {
                 headers = header::allowed(&self.headers, &page.address, &job.at);
                 Sink::Page(PageSink {
+                    page: page.address.url.clone(),
+                    journal: self.writer.partials(),
                     parts: self.folder.parts(),
                     part: self.folder.new_part(page.key),
                     bytes_max: self.bytes_max,
@@ -372,7 +377,7 @@ impl Crawl {
                 tally: host.tally,
                 per_second,
                 limit: view.and_then(|view| view.rate).map(PerSecond::as_f64),
-                is_at_rate_max: host.is_at_rate_max,
+                limited_by: host.limited_by,
                 circuit: view.and_then(|view| view.circuit).map(|circuit| circuit.state),
                 latency_p95: view.and_then(|view| view.latency_p95),
                 gave_up: host.gave_up.clone(),

@@ -83,6 +83,15 @@ enum Due {
     Requeue(HostId, Box<Job>),
 }
 
+impl Due {
+    fn into_job(self) -> Option<Job> {
+        match self {
+            Self::Requeue(_, job) => Some(*job),
+            Self::Wake(..) => None,
+        }
+    }
+}
+
 /// A request that may be sent now.
 #[derive(Debug)]
 pub(crate) struct Start {
@@ -248,22 +257,20 @@ impl Frontier {
                 Some(job) => Pick::Start(Box::new((job, entry))),
                 None => Pick::Nothing,
             },
-            Err(Wait::Slot) if host.in_flight > 0 => Pick::Wait(None),
-            // The host shares a throttle with hosts that exceed the key bound: their requests must end first.
-            Err(Wait::Slot) => Pick::Wait(Some(now + CROWDED_DELAY)),
-            Err(Wait::Pause(span) | Wait::Circuit(span)) if host.failing_for(now) + span > patience => {
+            // Rejections without a hint open no circuit: the host waits for its rate only.
+            Err(wait) if host.failing_for() + wait.requested() > patience => {
                 let patience = format::duration(patience);
-                host.gave_up = Some(match entry {
-                    Err(Wait::Pause(_)) => {
-                        format!("it asks for a pause longer than --patience ({patience})")
-                    }
+                host.gave_up = Some(match wait {
+                    Wait::Pause(_) => format!("it asks for a pause longer than --patience ({patience})"),
                     _ => format!("it has been failing for longer than --patience ({patience})"),
                 });
                 Pick::Retry
             }
-            Err(Wait::Rate(span)) => {
-                let is_at_rate_max = self.gates.is_at_rate_max(&authority);
-                self.host(id).is_at_rate_max = is_at_rate_max;
+            Err(Wait::Slot) if host.in_flight > 0 => Pick::Wait(None),
+            // The host shares a throttle with hosts that exceed the key bound: their requests must end first.
+            Err(Wait::Slot) => Pick::Wait(Some(now + CROWDED_DELAY)),
+            Err(Wait::Rate(span, by)) => {
+                self.host(id).limited_by = self.gates.limited_by(&authority, by);
                 Pick::Wait(Some(now + span))
             }
             Err(Wait::Pause(span) | Wait::Circuit(span)) => Pick::Wait(Some(now + span)),
@@ -271,11 +278,16 @@ impl Frontier {
     }
 
     /// Starts the next new page, unless it is skipped. Returns whether one was started.
+    ///
+    /// Pages next to each other often fail together, so a circuit is probed with pages from elsewhere in the queue.
     fn start_next(&mut self, id: HostId) -> io::Result<bool> {
+        let is_probe = self.hosts[id]
+            .as_ref()
+            .is_some_and(|host| host.failing.is_some() && self.gates.is_failing(&host.authority));
         let host = self.host(id);
         let in_memory = host.in_memory();
         let queue = if host.queue.is_empty() { &mut host.failed_before } else { &mut host.queue };
-        let url = queue.pop()?;
+        let url = if is_probe { queue.pop_at(host.probe_place)? } else { queue.pop()? };
         let after = host.in_memory();
         self.in_memory = self.in_memory + after - in_memory;
         let Some(url) = url else { return Ok(false) };
@@ -303,7 +315,7 @@ impl Frontier {
         self.in_progress.insert(key);
         let kind = JobKind::Page(Page { address: at.clone(), key, file, host: id });
         let partial = self.folder.partial(key).cloned();
-        self.host(id).started.push_back(Job { partial, ..Job::new(kind, at) });
+        self.host(id).started.push_back(Job { partial, is_probe, ..Job::new(kind, at) });
         Ok(true)
     }
 
@@ -360,8 +372,6 @@ impl Frontier {
     }
 
     /// Counts the end of a request, and queues its job for a retry if that may succeed; else returns it.
-    ///
-    /// A host's series of failures ends with any response that is not a failure. Each page counts once.
     pub(crate) fn on_attempt_end(
         &mut self,
         id: HostId,
@@ -371,20 +381,19 @@ impl Frontier {
     ) -> Option<Job> {
         let now = Instant::now();
         job.tries += 1;
+        job.rejections += u32::from(result.is_rejection());
         job.attempts += 1;
         let host = self.host(id);
         host.in_flight -= 1;
         host.tally.attempts += 1;
         let is_error = matches!(result.kind, Kind::Failure | Kind::Overload) || result.is_retryable;
         host.tally.errors += u64::from(is_error);
-        host.failing = match result.kind {
-            Kind::Failure if job.has_failed => host.failing,
-            Kind::Failure | Kind::Overload => host.failing.or(Some(now)),
-            _ => None,
-        };
+        host.on_response(result.kind, job.has_failed);
+        host.probe_place += u32::from(job.is_probe && result.kind == Kind::Failure);
+        job.is_probe = false;
         job.has_failed |= result.kind == Kind::Failure;
         self.on_request_end(id);
-        if !result.is_retryable || job.tries >= self.options.retry.attempts_max() {
+        if !result.is_retryable || job.tries - job.rejections >= self.options.retry.attempts_max() {
             return Some(job);
         }
         // A rejected page always waits for its own hint; the throttle decides whether its host pauses too.
@@ -403,6 +412,20 @@ impl Frontier {
         let (url, host, key) = (String::from(page.address.url).into(), Some(page.host), Some(page.key));
         let (attempts, partial) = (job.attempts, job.partial.map(Box::new));
         self.finished.push(PageResult { url, host, key, attempts, partial, outcome });
+    }
+
+    /// Empties the queues when the fetch stops. Pages of which a part has arrived end, so that the next run
+    /// requests the rest.
+    pub(crate) fn stop(&mut self) {
+        let due = std::mem::take(&mut self.due).into_values();
+        let mut jobs: Vec<Job> = due.filter_map(Due::into_job).collect();
+        for host in self.hosts.iter_mut().flatten() {
+            jobs.extend(host.started.drain(..).chain(host.retries.drain(..)));
+        }
+        for job in jobs.into_iter().filter(|job| job.partial.is_some()) {
+            let why = "interrupted before all of it arrived".to_owned();
+            self.end(job, PageOutcome::Failed(PageFailure { why, status: None, is_final: false }));
+        }
     }
 
     /// The page is written, and no longer in progress.

@@ -8,6 +8,7 @@ use tokio::time::advance;
 
 use super::*;
 use crate::fetch::attempt::{Reply, host_outcome};
+use crate::fetch::partial::Partial;
 use crate::fetch::robots::RobotsResponse;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -40,7 +41,7 @@ fn over(frontier: &mut Frontier, start: Start, outcome: Outcome) {
     start.entry.settle(outcome);
     let host = frontier.host(start.host);
     host.in_flight -= 1;
-    host.failing = (outcome.kind() == Kind::Failure).then(|| host.failing.unwrap_or(Instant::now()));
+    host.on_response(outcome.kind(), false);
     frontier.on_request_end(start.host);
     frontier.end(
         start.job,
@@ -446,4 +447,82 @@ async fn pages_count_once_against_a_host() {
         fetch(&mut frontier, Duration::from_millis(5), |_| Response::Status(StatusCode::BAD_GATEWAY)).await;
     let host = frontier.host(0);
     assert_eq!((ended.len(), host.tally.attempts, &host.gave_up), (4, 12, &None));
+}
+
+/// Plain 503s and 429s open no circuit: a fetch went on for hours at the lowest rate.
+#[tokio::test(start_paused = true)]
+async fn host_that_only_rejects_is_given_up() {
+    for status in [StatusCode::SERVICE_UNAVAILABLE, StatusCode::TOO_MANY_REQUESTS] {
+        let (mut frontier, _root) = frontier(1.0, 600 * SECOND);
+        frontier.gates = Gates::starting_at(10.0, None, 8);
+        add(&mut frontier, "a", 1_100);
+        let began = Instant::now();
+        let ended = fetch(&mut frontier, Duration::from_millis(50), |job| {
+            Response::Status(if number(job) < 100 { StatusCode::OK } else { status })
+        })
+        .await;
+        assert_eq!((ended.iter().filter(|ended| is_good(ended)).count(), ended.len()), (100, 1_100));
+        assert!(began.elapsed() < 700 * SECOND, "{status}: {:?}", began.elapsed());
+        let why = frontier.host(0).gave_up.as_deref();
+        assert_eq!(why, Some("it has been failing for longer than --patience (10m)"), "{status}");
+    }
+}
+
+/// Probes were the pages next to the broken ones, so a block of about 35 looked like a host that is down.
+#[tokio::test(start_paused = true)]
+async fn large_broken_block_does_not_stop_the_others() {
+    const ERROR: StatusCode = StatusCode::INTERNAL_SERVER_ERROR;
+    for at_once in [1, 8] {
+        // The last: broken at both ends.
+        for (one, two) in [(0..60, 0..0), (50..110, 0..0), (90..150, 0..0), (0..30, 130..160)] {
+            let (mut frontier, _root) = frontier(1.0, 600 * SECOND);
+            frontier.gates = Gates::starting_at(10.0, None, at_once);
+            add(&mut frontier, "a", 160);
+            let ended = fetch(&mut frontier, Duration::from_millis(50), |job| {
+                let is_broken = one.contains(&number(job)) || two.contains(&number(job));
+                Response::Status(if is_broken { ERROR } else { StatusCode::OK })
+            })
+            .await;
+            let good = ended.iter().filter(|ended| is_good(ended)).count();
+            assert_eq!((good, ended.len()), (100, 160), "{one:?} and {two:?}, {at_once} at once");
+        }
+    }
+}
+
+/// A host shared with other clients rejected a page `--tries` times, and the page failed.
+#[tokio::test(start_paused = true)]
+async fn rejections_use_up_no_tries() {
+    let (mut frontier, _root) = frontier(1.0, 600 * SECOND);
+    frontier.gates = Gates::starting_at(10.0, None, 8);
+    add(&mut frontier, "a", 30);
+    let ended = fetch(&mut frontier, Duration::from_millis(50), |job| {
+        let is_rejected = number(job) % 10 == 3 && job.attempts < 6;
+        Response::Status(if is_rejected { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::OK })
+    })
+    .await;
+    assert_eq!(ended.iter().filter(|ended| is_good(ended)).count(), 30);
+    assert_eq!(frontier.host(0).tally.attempts, 30 + 3 * 6);
+}
+
+/// A page that waited for a retry when the fetch stopped left no line in the journal, and its part was removed.
+#[tokio::test(start_paused = true)]
+async fn stop_ends_queued_pages_that_have_a_part() {
+    let (mut frontier, _root) = frontier(1e6, SECOND);
+    add(&mut frontier, "a", 4);
+    let starts: Vec<Start> = std::iter::from_fn(|| start(&mut frontier)).map(|(_, start)| start).collect();
+    let queues = ["due", "retries", "started", "without a part"];
+    for (Start { host, mut job, .. }, queue) in starts.into_iter().zip(queues) {
+        let (part, url) = (queue.to_owned(), job.at.url.clone());
+        let partial = Partial { part, bytes: 1, url, validator: String::new() };
+        job.partial = (queue != "without a part").then_some(partial);
+        job.tries = u32::from(queue != "started");
+        match queue {
+            "due" => frontier.enqueue_later(host, job, Instant::now() + SECOND),
+            _ => frontier.enqueue(job),
+        }
+    }
+    frontier.stop();
+    let parts: Vec<String> =
+        keep(&mut frontier).into_iter().filter_map(|ended| Some(ended.partial?.part)).collect();
+    assert_eq!(parts, ["due", "started", "retries"]);
 }

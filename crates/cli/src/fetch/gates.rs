@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use tidegate::config::Origin;
 use tidegate::{
-    Authority, Config, ConfigError, Cost, Gate, InvalidKeyedOptions, Keyed, Outcome, Pace, Permit, Refused,
-    Retry, Snapshot, Throttle,
+    Authority, Config, ConfigError, Cost, Gate, GateName, InvalidKeyedOptions, Keyed, Outcome, Pace, Permit,
+    Refused, Retry, Snapshot, State, Throttle,
 };
 
 use crate::failure::Failure;
+use crate::parse;
 
 /// Maximum pause. A host that asks for a longer one gets no further request in the same run.
 const PAUSE_MAX: Duration = Duration::from_hours(24);
@@ -37,24 +38,36 @@ const AT_MAX: f64 = 0.95;
 #[derive(Debug)]
 pub(crate) struct Gates {
     hosts: Keyed<Authority>,
-    rate_max: Option<RateMax>,
+    /// The most requests per second that a host may get, and the limit that says so.
+    rate_max: Option<(f64, UserLimit)>,
 }
 
-/// The most requests per second that a host may get.
+/// A limit that the user set for the rate of a host.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct RateMax {
-    rate: f64,
-    /// Whether an option set it, and not the configuration file.
-    is_option: bool,
+pub(crate) enum UserLimit {
+    /// `--rate-max`.
+    RateMax(f64),
+    /// `auto.rate_max` in the configuration file.
+    AutoMax(f64),
+    /// `rate.amount` in the configuration file.
+    Rate(f64),
+    /// One of `rates` in the configuration file.
+    Named(GateName),
 }
 
-impl fmt::Display for RateMax {
+impl UserLimit {
+    pub(crate) const fn is_rate_max(self) -> bool {
+        matches!(self, Self::RateMax(_) | Self::AutoMax(_))
+    }
+}
+
+impl fmt::Display for UserLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rate, is_option } = self;
-        if *is_option {
-            write!(f, "--rate-max {rate}")
-        } else {
-            write!(f, "auto.rate_max = {rate} in --config")
+        match self {
+            Self::RateMax(rate) => write!(f, "--rate-max {rate}"),
+            Self::AutoMax(rate) => write!(f, "auto.rate_max = {rate} in --config"),
+            Self::Rate(amount) => write!(f, "rate.amount = {amount} in --config"),
+            Self::Named(name) => write!(f, "the limit \"{name}\" in --config"),
         }
     }
 }
@@ -102,14 +115,24 @@ pub(crate) struct Entry {
 /// Why a request to a host has to wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// The rate allows the next request after this time.
-    Rate(Duration),
+    /// The rate, at this gate, allows the next request after this time.
+    Rate(Duration, Gate),
     /// The host asked for a pause, or for a delay between requests.
     Pause(Duration),
     /// The circuit is open.
     Circuit(Duration),
     /// All slots are in use: wait until a request in flight ends.
     Slot,
+}
+
+impl Wait {
+    /// The part of it that the host caused.
+    pub(crate) const fn requested(self) -> Duration {
+        match self {
+            Self::Pause(span) | Self::Circuit(span) => span,
+            Self::Rate(..) | Self::Slot => Duration::ZERO,
+        }
+    }
 }
 
 impl Gates {
@@ -129,21 +152,30 @@ impl Gates {
         let (draft, _) = config.to_keyed().map_err(invalid)?;
         let hosts = Keyed::from_config(&config).map_err(invalid)?.build();
         let hosts = hosts.map_err(|error: InvalidKeyedOptions| Failure::usage(error.to_string()))?;
-        let rate_max = config.to_map().get("auto.rate_max").and_then(|rate| rate.parse().ok());
-        let rate_max = rate_max.map(|rate| RateMax { rate, is_option: options.rate_max.is_some() });
+        let keys = config.to_map();
+        let number = |key: &str| keys.get(key).and_then(|number| number.parse::<f64>().ok());
+        let period = keys.get("rate.period").and_then(|period| parse::duration(period).ok());
+        let limit = if options.rate_max.is_some() { UserLimit::RateMax } else { UserLimit::AutoMax };
+        let auto = number("auto.rate_max").map(|rate| (rate, limit(rate)));
+        let rate = number("rate.amount").zip(period);
+        let rate = rate.map(|(amount, period)| (amount / period.as_secs_f64(), UserLimit::Rate(amount)));
+        let rate_max = auto.into_iter().chain(rate).min_by(|(one, _), (other, _)| one.total_cmp(other));
         Ok((Self { hosts, rate_max }, draft.retry))
     }
 
-    /// The configured maximum of the rate.
-    pub(crate) const fn rate_max(&self) -> Option<RateMax> {
-        self.rate_max
+    /// The limit of the user because of which a host may get no more requests per second.
+    pub(crate) fn limited_by(&self, host: &Authority, gate: Gate) -> Option<UserLimit> {
+        if let Gate::Named(name) = gate {
+            return Some(UserLimit::Named(name));
+        }
+        let (rate_max, limit) = self.rate_max?;
+        let rate = self.view(host)?.rate?;
+        (rate.as_f64() >= AT_MAX * rate_max).then_some(limit)
     }
 
-    /// Whether a host may get no more requests per second because of the configured maximum.
-    pub(crate) fn is_at_rate_max(&self, host: &Authority) -> bool {
-        let Some(RateMax { rate: rate_max, .. }) = self.rate_max else { return false };
-        let rate = self.view(host).and_then(|view| view.rate);
-        rate.is_some_and(|rate| rate.as_f64() >= AT_MAX * rate_max)
+    /// Whether a host's circuit is open or half-open.
+    pub(crate) fn is_failing(&self, host: &Authority) -> bool {
+        self.view(host).is_some_and(|view| view.state == State::CircuitOpen)
     }
 
     /// Tries to acquire a permit, without waiting.
@@ -186,7 +218,7 @@ fn wait(refused: Refused) -> Wait {
     match refused {
         Refused::CircuitOpen { retry_after } => Wait::Circuit(retry_after),
         Refused::Limited { by: Gate::Pause | Gate::Pace, retry_after: Some(span) } => Wait::Pause(span),
-        Refused::Limited { retry_after: Some(span), .. } => Wait::Rate(span),
+        Refused::Limited { by, retry_after: Some(span) } => Wait::Rate(span, by),
         _ => Wait::Slot,
     }
 }
@@ -218,7 +250,9 @@ mod tests {
         let gates = Gates::starting_at(2.0, Some(8.0), 8);
         assert_eq!(entries(&gates).len(), 1);
         let half_a_second = Duration::from_millis(501);
-        assert!(matches!(gates.try_enter(&host()), Err(Wait::Rate(span)) if span <= half_a_second));
+        assert!(
+            matches!(gates.try_enter(&host()), Err(Wait::Rate(span, Gate::Rate)) if span <= half_a_second)
+        );
         assert_eq!(gates.view(&host()).unwrap().in_flight, 0, "the permit was returned");
     }
 
@@ -312,19 +346,25 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn rate_max_is_the_reason_at_the_ceiling_only() {
+        let shown = |gates: &Gates| gates.limited_by(&host(), Gate::Rate).map(|limit| limit.to_string());
         let capped = Gates::starting_at(10.0, Some(10.0), 8);
         assert_eq!(entries(&capped).len(), 1);
-        assert!(capped.is_at_rate_max(&host()));
+        assert_eq!(shown(&capped).as_deref(), Some("--rate-max 10"));
         let free = Gates::starting_at(10.0, Some(100.0), 8);
         assert_eq!(entries(&free).len(), 1);
-        assert!(!free.is_at_rate_max(&host()));
+        assert_eq!(shown(&free), None);
         let file = Config::from_toml("auto = { rate_start = 5, rate_max = 5 }").unwrap();
         let by_file = Gates::new(file.clone(), &LimitOptions::default()).unwrap().0;
         assert_eq!(entries(&by_file).len(), 1);
-        assert!(by_file.is_at_rate_max(&host()), "a maximum in the file is one, too");
-        let options = LimitOptions { rate_max: Some(6.5), ..LimitOptions::default() };
+        let shown_by_file = shown(&by_file);
+        assert_eq!(
+            shown_by_file.as_deref(),
+            Some("auto.rate_max = 5 in --config"),
+            "a maximum in the file is one, too"
+        );
+        let options = LimitOptions { rate: Some(6.5), rate_max: Some(6.5), ..LimitOptions::default() };
         let by_option = Gates::new(file, &options).unwrap().0;
-        let shown = [by_file, by_option].map(|gates| gates.rate_max().unwrap().to_string());
-        assert_eq!(shown, ["auto.rate_max = 5 in --config", "--rate-max 6.5"]);
+        assert_eq!(entries(&by_option).len(), 1);
+        assert_eq!(shown(&by_option).as_deref(), Some("--rate-max 6.5"));
     }
 }

@@ -3,12 +3,13 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use tidegate::Authority;
+use tidegate::{Authority, Kind};
 use tokio::time::Instant;
 
 use super::address::{Address, Key};
 use super::file_name::FileName;
 use super::frontier::HostId;
+use super::gates::UserLimit;
 use super::partial::Partial;
 use super::robots::RobotsRules;
 use super::spill_queue::SpillQueue;
@@ -24,22 +25,36 @@ pub(crate) struct Job {
     pub(crate) hops: u32,
     /// Attempts since the last redirect.
     pub(crate) tries: u32,
+    /// Those of them that the host rejected until later. They do not count: a host that only rejects is given up.
+    pub(crate) rejections: u32,
     /// Attempts in all.
     pub(crate) attempts: u32,
     /// Whether a failure of it has counted against the current host.
     pub(crate) has_failed: bool,
+    /// Whether it was started while the circuit was not closed.
+    pub(crate) is_probe: bool,
     /// What has arrived of the page.
     pub(crate) partial: Option<Partial>,
 }
 
 impl Job {
     pub(crate) const fn new(kind: JobKind, at: Address) -> Self {
-        Self { kind, at, hops: 0, tries: 0, attempts: 0, has_failed: false, partial: None }
+        Self {
+            kind,
+            at,
+            hops: 0,
+            tries: 0,
+            rejections: 0,
+            attempts: 0,
+            has_failed: false,
+            is_probe: false,
+            partial: None,
+        }
     }
 
     /// The job after a redirect, with no attempts at the new address.
     pub(crate) fn redirected(self, at: Address) -> Self {
-        Self { at, hops: self.hops + 1, tries: 0, has_failed: false, ..self }
+        Self { at, hops: self.hops + 1, tries: 0, rejections: 0, has_failed: false, ..self }
     }
 }
 
@@ -106,12 +121,14 @@ pub(crate) struct Host {
     pub(crate) tally: Tally,
     /// Start of the first and of the last request.
     pub(crate) requested: Option<(Instant, Instant)>,
-    /// Start of the current series of failures.
-    pub(crate) failing: Option<Instant>,
+    /// The first and the last failure of the current series.
+    pub(crate) failing: Option<(Instant, Instant)>,
+    /// The place in the queue that the next probe is taken from. It changes if a probe fails.
+    pub(crate) probe_place: u32,
     /// Why the host was given up.
     pub(crate) gave_up: Option<String>,
-    /// Whether its last wait for the rate was due to `--rate-max`.
-    pub(crate) is_at_rate_max: bool,
+    /// The limit of the user that its last wait for the rate was due to.
+    pub(crate) limited_by: Option<UserLimit>,
     /// Recent pages per second, a moving average.
     pub(crate) speed: f64,
     /// Pages that had ended at the last update of the speed.
@@ -137,8 +154,9 @@ impl Host {
             tally: Tally::default(),
             requested: None,
             failing: None,
+            probe_place: 0,
             gave_up: None,
-            is_at_rate_max: false,
+            limited_by: None,
             speed: 0.0,
             ended_before: 0,
         }
@@ -173,9 +191,19 @@ impl Host {
         self.queue.len() + self.failed_before.len() + self.unfinished
     }
 
+    /// Counts a response. A series of failures ends with any response that is none, and each page counts once.
+    pub(crate) fn on_response(&mut self, kind: Kind, has_failed: bool) {
+        let now = Instant::now();
+        self.failing = match kind {
+            Kind::Failure if has_failed => self.failing,
+            Kind::Failure | Kind::Overload => Some((self.failing.map_or(now, |(first, _)| first), now)),
+            _ => None,
+        };
+    }
+
     /// The duration of the current series of failures.
-    pub(crate) fn failing_for(&self, now: Instant) -> Duration {
-        self.failing.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
+    pub(crate) fn failing_for(&self) -> Duration {
+        self.failing.map_or(Duration::ZERO, |(first, last)| last.saturating_duration_since(first))
     }
 
     pub(crate) const fn rules_of(&mut self, is_https: bool) -> &mut RobotsRules {

@@ -25,6 +25,7 @@ mod spill_queue;
 mod tally;
 mod writer;
 
+use std::collections::BTreeMap;
 use std::collections::hash_map::RandomState;
 use std::fs;
 use std::hash::{BuildHasher as _, Hasher as _};
@@ -48,7 +49,7 @@ use crate::signals::Signals;
 use crawl::{Counts, Crawl, CrawlResult};
 use folder::Folder;
 use frontier::{Frontier, HostOptions};
-use gates::{Gates, LimitOptions, RateMax};
+use gates::{Gates, LimitOptions};
 use input::Input;
 use progress::Progress;
 use tally::Summary;
@@ -56,6 +57,9 @@ use writer::Writer;
 
 /// The default user agent.
 const USER_AGENT: &str = concat!("tidegate/", env!("CARGO_PKG_VERSION"));
+/// The default of concurrent requests to all hosts, and the most.
+const CONCURRENCY: u32 = 64;
+const COUNT_MAX: u32 = 10_000;
 /// The default timeout for a response, and for each further chunk of its body.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -102,11 +106,11 @@ pub(crate) struct FetchArgs {
     /// Write the files to this folder, which is created if it does not exist
     #[arg(short, long, value_name = "DIR", default_value = ".")]
     out: PathBuf,
-    /// Limit concurrent requests to all hosts, from 1 to 10000
-    #[arg(long, value_name = "COUNT", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    concurrency: u32,
+    /// Limit concurrent requests to all hosts, from 1 to 10000 [default: 64, or more if a host may have more]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=i64::from(COUNT_MAX)))]
+    concurrency: Option<u32>,
     /// Limit concurrent requests per host, from 1 to 10000; fewer while the host fails [default: 8]
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=i64::from(COUNT_MAX)))]
     per_host: Option<u32>,
     /// Start with this many requests per second and host, at most --rate-max [default: 10]
     #[arg(long, value_name = "RATE", value_parser = rate)]
@@ -170,26 +174,44 @@ impl FetchArgs {
     }
 
     /// The throttles of all hosts, and the retry policy.
-    fn gates(&self) -> Result<(Gates, Retry), Failure> {
+    fn gates(&self, file: Config) -> Result<(Gates, Retry), Failure> {
         if let (Some(rate), Some(rate_max)) = (self.rate, self.rate_max)
             && rate > rate_max
         {
             return Err(Failure::usage(format!("--rate {rate} is above --rate-max {rate_max}")));
         }
-        if let Some(per_host) = self.per_host.filter(|per_host| *per_host > self.concurrency) {
-            let what = format!("--per-host {per_host} is above --concurrency {}", self.concurrency);
-            return Err(Failure::usage(what));
-        }
-        let file = match &self.config {
+        let (rate, rate_max, per_host, tries) = (self.rate, self.rate_max, self.per_host, self.tries);
+        Gates::new(file, &LimitOptions { rate, rate_max, per_host, tries })
+    }
+
+    /// The limits of the configuration file.
+    fn file(&self) -> Result<Config, Failure> {
+        match &self.config {
             Some(path) => {
                 let invalid = |why: String| Failure::usage(format!("--config {}: {why}", path.display()));
                 let text = fs::read_to_string(path).map_err(|error| invalid(error.to_string()))?;
-                Config::from_toml(&text).map_err(|error| invalid(error.to_string()))?
+                Config::from_toml(&text).map_err(|error| invalid(error.to_string()))
             }
-            None => Config::default(),
-        };
-        let (rate, rate_max, per_host, tries) = (self.rate, self.rate_max, self.per_host, self.tries);
-        Gates::new(file, &LimitOptions { rate, rate_max, per_host, tries })
+            None => Ok(Config::default()),
+        }
+    }
+
+    /// Concurrent requests to all hosts: at least as many as one host may have.
+    fn concurrency(&self, file: &Config) -> Result<u32, Failure> {
+        let in_file = || file.to_map().get("slots.max").and_then(|slots| slots.parse::<u32>().ok());
+        let per_host = self.per_host.or_else(in_file).unwrap_or_default();
+        match self.concurrency {
+            None => Ok(per_host.clamp(CONCURRENCY, COUNT_MAX)),
+            Some(all) if per_host <= all => Ok(all),
+            Some(all) => {
+                let given = if self.per_host.is_some() {
+                    format!("--per-host {per_host}")
+                } else {
+                    format!("slots.max = {per_host} in --config")
+                };
+                Err(Failure::usage(format!("{given} is above --concurrency {all}")))
+            }
+        }
     }
 }
 
@@ -210,8 +232,9 @@ pub(crate) async fn run(
         .pool_idle_timeout(IDLE_TIMEOUT)
         .build()
         .map_err(|error| Failure::usage(format!("invalid request options: {error}")))?;
-    let (gates, retry) = args.gates()?;
-    let rate_max = gates.rate_max();
+    let file = args.file()?;
+    let concurrency = args.concurrency(&file)?;
+    let (gates, retry) = args.gates(file)?;
     let signals = Signals::install()?;
     raise_file_limit();
     let mut folder = Folder::open(&args.out)?;
@@ -231,13 +254,13 @@ pub(crate) async fn run(
         writer: Writer::start(&folder, journal, format == Format::Json)?,
         folder: Arc::clone(&folder),
         progress: Progress::new(),
-        concurrency: usize::try_from(args.concurrency).unwrap_or(usize::MAX),
+        concurrency: usize::try_from(concurrency).unwrap_or(usize::MAX),
         bytes_max: args.max_bytes,
         random: Random::seeded(RandomState::new().build_hasher().finish()),
         counts: Counts::default(),
     };
     let result = crawl.run(lines, signals).await?;
-    report(result, &folder, format, rate_max)
+    report(result, &folder, format)
 }
 
 /// Raises the soft limit of open files: many hosts need many connections, and the default is low on most
@@ -248,12 +271,7 @@ fn raise_file_limit() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
-fn report(
-    result: CrawlResult,
-    folder: &Folder,
-    format: Format,
-    rate_max: Option<RateMax>,
-) -> Result<Output, Failure> {
+fn report(result: CrawlResult, folder: &Folder, format: Format) -> Result<Output, Failure> {
     let CrawlResult { summary, signal, input_error } = result;
     let exit = match signal {
         Some(signal) => child::exit_by(signal),
@@ -270,11 +288,11 @@ fn report(
     if format == Format::Json {
         return Ok(Output::raw(codec::summary(&summary).into_bytes()).exit(exit));
     }
-    Ok(text_report(&summary, folder, rate_max).exit(exit))
+    Ok(text_report(&summary, folder).exit(exit))
 }
 
 /// The final report for people.
-fn text_report(summary: &Summary, folder: &Folder, rate_max: Option<RateMax>) -> Output {
+fn text_report(summary: &Summary, folder: &Folder) -> Output {
     let mut output = Output::new(crate::codec::Json::Null);
     if !summary.hosts.is_empty() {
         output = output.table(summary.table()).line("");
@@ -284,15 +302,19 @@ fn text_report(summary: &Summary, folder: &Folder, rate_max: Option<RateMax>) ->
             output = output.line(format!("given up: {}: {why}", line.host));
         }
     }
-    let at_max: Vec<&str> =
-        summary.hosts.iter().filter(|line| line.is_at_rate_max).map(|line| line.host.as_str()).collect();
-    if let (Some(rate_max), [first, others @ ..]) = (rate_max, &at_max[..]) {
-        let more = match others.len() {
+    let mut limited: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for line in &summary.hosts {
+        if let Some(limit) = line.limited_by {
+            limited.entry(limit.to_string()).or_default().push(&line.host);
+        }
+    }
+    for (limit, hosts) in limited {
+        let more = match hosts.len() - 1 {
             0 => String::new(),
             1 => " and 1 other".to_owned(),
             count => format!(" and {count} others"),
         };
-        output = output.line(format!("limited by {rate_max}: {first}{more}"));
+        output = output.line(format!("limited by {limit}: {}{more}", hosts[0]));
     }
     for (url, why) in &summary.failures {
         output = output.line(format!("failed: {url}: {why}"));

@@ -74,12 +74,19 @@ impl PartFile {
         if self.file.is_none() {
             return Ok(false);
         }
-        self.write().await?;
-        if let Some(file) = self.file.take() {
-            spawn_blocking(move || file.sync_all()).await.map_err(io::Error::other)??;
-        }
+        self.sync().await?;
         self.is_whole = true;
         Ok(true)
+    }
+
+    /// Writes and syncs what arrived so far.
+    pub(crate) async fn sync(&mut self) -> io::Result<()> {
+        self.write().await?;
+        if let Some(file) = self.file.take() {
+            let sync = move || file.sync_all().map(|()| file);
+            self.file = Some(spawn_blocking(sync).await.map_err(io::Error::other)??);
+        }
+        Ok(())
     }
 
     /// Bytes received so far.

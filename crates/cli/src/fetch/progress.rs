@@ -211,7 +211,9 @@ fn doing(host: &Host, gates: &Gates, now: Instant) -> String {
             };
             let reason = view.control.map(|control| format!(" ({})", control.reason)).unwrap_or_default();
             let slots = view.slots.unwrap_or_default();
-            format!("{limit}{every}{} of {slots} at once{reason}", view.in_flight)
+            let waits = host.limited_by.filter(|_| !wait.is_zero());
+            let waits = waits.map(|limit| format!(", limited by {limit}: {rest}")).unwrap_or_default();
+            format!("{limit}{every}{} of {slots} at once{reason}{waits}", view.in_flight)
         }
     }
 }

@@ -52,6 +52,21 @@ impl SpillQueue {
 
     /// Removes the first page.
     pub(crate) fn pop(&mut self) -> io::Result<Option<Box<str>>> {
+        self.fill()?;
+        Ok(self.memory.pop_front())
+    }
+
+    /// Removes a page in memory: the last at place 0, and other places are spread by the golden ratio.
+    pub(crate) fn pop_at(&mut self, place: u32) -> io::Result<Option<Box<str>>> {
+        const GOLDEN: u32 = 0x9E37_79B9;
+        self.fill()?;
+        let from_end = (u64::from(place.wrapping_mul(GOLDEN)) * self.memory.len() as u64) >> 32;
+        let index = self.memory.len().checked_sub(1 + usize::try_from(from_end).unwrap_or_default());
+        Ok(index.and_then(|index| self.memory.remove(index)))
+    }
+
+    /// Reads pages from the file if none is in memory.
+    fn fill(&mut self) -> io::Result<()> {
         if self.memory.is_empty()
             && let Some(spill) = &mut self.spill
         {
@@ -60,7 +75,7 @@ impl SpillQueue {
                 self.spill = None;
             }
         }
-        Ok(self.memory.pop_front())
+        Ok(())
     }
 
     /// The number of pages.

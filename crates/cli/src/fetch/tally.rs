@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tidegate::CircuitState;
 
+use super::gates::UserLimit;
 use super::result::{PageOutcome, PageResult, SkipReason};
 use crate::output::{Table, Tint};
 
@@ -70,8 +71,8 @@ pub(crate) struct HostLine {
     pub(crate) per_second: Option<f64>,
     /// The rate that its throttle has reached.
     pub(crate) limit: Option<f64>,
-    /// Whether `--rate-max` kept it from a higher rate.
-    pub(crate) is_at_rate_max: bool,
+    /// The limit of the user that kept it from a higher rate.
+    pub(crate) limited_by: Option<UserLimit>,
     pub(crate) circuit: Option<CircuitState>,
     /// The 95th percentile latency of recent responses.
     pub(crate) latency_p95: Option<Duration>,

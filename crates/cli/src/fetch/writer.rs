@@ -7,16 +7,18 @@
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Stdout, Write as _};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use reqwest::Url;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::codec;
 use super::folder::{Folder, rename_part};
 use super::part_file::Body;
+use super::partial::Partial;
 use super::result::{PageOutcome, PageResult};
 use crate::failure::Failure;
 
@@ -38,13 +40,15 @@ pub(crate) enum WriterEvent {
 /// A message to the writer thread.
 enum Command {
     Write(PageResult),
+    /// Journal what has arrived of a page in progress.
+    Partial(Url, Partial),
     /// Commit now, without waiting for the interval.
     Flush,
 }
 
 /// Handle of the writer thread.
 pub(crate) struct Writer {
-    commands: Option<Sender<Command>>,
+    commands: Option<Arc<Sender<Command>>>,
     events: UnboundedReceiver<WriterEvent>,
     thread: Option<JoinHandle<()>>,
 }
@@ -60,7 +64,7 @@ impl Writer {
             thread::Builder::new().name("writer".into()).spawn(move || state.run(&received, &reports));
         let thread = thread
             .map_err(|error| Failure::failed(format!("the writer thread cannot be started: {error}")))?;
-        Ok(Self { commands: Some(commands), events, thread: Some(thread) })
+        Ok(Self { commands: Some(Arc::new(commands)), events, thread: Some(thread) })
     }
 
     /// Hands over a finished page. The caller bounds the number of pages in the channel.
@@ -69,6 +73,11 @@ impl Writer {
         if let Some(commands) = &self.commands {
             drop(commands.send(Command::Write(result)));
         }
+    }
+
+    /// The journal of pages in progress.
+    pub(crate) fn partials(&self) -> PartialJournal {
+        PartialJournal { commands: self.commands.as_ref().map(Arc::downgrade).unwrap_or_default() }
     }
 
     /// Commits the pending pages without waiting for the interval.
@@ -101,6 +110,23 @@ impl Drop for Writer {
     }
 }
 
+/// Journals pages in progress, so that a kill does not lose what has arrived of them.
+#[derive(Debug)]
+pub(crate) struct PartialJournal {
+    /// A page in progress does not keep the thread alive.
+    commands: Weak<Sender<Command>>,
+}
+
+impl PartialJournal {
+    /// Journals a part that is synced.
+    pub(crate) fn write(&self, page: &Url, partial: Partial) {
+        // If the thread has stopped, it has reported why.
+        if let Some(commands) = self.commands.upgrade() {
+            drop(commands.send(Command::Partial(page.clone(), partial)));
+        }
+    }
+}
+
 /// State of the writer thread.
 struct WriterThread {
     folder: Arc<Folder>,
@@ -126,6 +152,13 @@ impl WriterThread {
                 Err(RecvTimeoutError::Timeout)
             };
             match next {
+                Ok(Command::Partial(page, partial)) => match self.write_partial(&page, &partial) {
+                    Ok(()) => continue,
+                    Err(error) => {
+                        drop(reports.send(WriterEvent::Failed(error)));
+                        return;
+                    }
+                },
                 Ok(Command::Write(mut result)) => match self.write_part(&mut result) {
                     Ok(()) => {
                         batch.push(result);
@@ -166,6 +199,13 @@ impl WriterThread {
             page.body = Body::PartFile(page.body.bytes());
         }
         Ok(())
+    }
+
+    fn write_partial(&mut self, page: &Url, partial: &Partial) -> io::Result<()> {
+        self.lines.clear();
+        codec::write_partial(&mut self.lines, page, partial)?;
+        self.journal.write_all(&self.lines)?;
+        self.journal.sync_data()
     }
 
     /// Syncs the parts, writes and syncs the journal, and renames the parts, in this order.

@@ -267,6 +267,8 @@ fn waiting_host_occupies_no_worker() {
 #[test]
 fn invalid_arguments_are_rejected() {
     let dir = FetchDir::new();
+    let slots = dir.path("slots.toml").display().to_string();
+    fs::write(&slots, "slots.max = 100").unwrap();
     let table = [
         (vec![], "required arguments were not provided"),
         (vec!["-", "https://h/"], "`-` cannot be combined with addresses"),
@@ -278,7 +280,10 @@ fn invalid_arguments_are_rejected() {
             vec!["https://h/", "--per-host", "9", "--concurrency", "8"],
             "--per-host 9 is above --concurrency 8",
         ),
-        (vec!["https://h/", "--per-host", "100"], "--per-host 100 is above --concurrency 64"),
+        (
+            vec!["https://h/", "--config", &slots, "--concurrency", "64"],
+            "slots.max = 100 in --config is above --concurrency 64",
+        ),
         (vec!["https://h/", "--header", "Host: other"], "`host` is set by the connection"),
         (vec!["https://h/", "--header", "Content-Length: 1"], "`content-length` is set by the connection"),
         (vec!["https://h/", "--config", "not/there"], "--config not/there: "),
@@ -396,4 +401,45 @@ fn ceiling_that_limited_a_fetch_is_reported() {
     let run = dir.fetch(&["--config", &file], &pages(&upstream, 30));
     let line = format!("limited by auto.rate_max = 20 in --config: {}", upstream.host());
     assert!(run.stdout.contains(&line), "{}", run.stdout);
+}
+
+/// A fetch waited for hours, and nothing said why.
+#[test]
+fn limit_in_the_file_that_held_back_is_reported() {
+    let log = Log::default();
+    let upstream = echo(&log);
+    for (text, limit) in [
+        ("rates = ['rps:20/s:1']", "the limit \"rps\" in --config"),
+        ("rate = { amount = 20, period = 1, burst = 1 }", "rate.amount = 20 in --config"),
+    ] {
+        let dir = FetchDir::new();
+        let file = dir.path("limits.toml").display().to_string();
+        fs::write(&file, text).unwrap();
+        let run = dir.fetch(&["--config", &file, "--rate", "1000"], &pages(&upstream, 10));
+        assert_eq!((run.code, dir.files().len()), (0, 10), "{run:?}");
+        let line = format!("limited by {limit}: {}", upstream.host());
+        assert!(run.stdout.contains(&line), "{}", run.stdout);
+        let again = FetchDir::new().fetch(&["--config", &file, "--json"], &pages(&upstream, 10));
+        let lines = codec::lines(&again.stdout);
+        let host = &lines.last().expect("a summary")["summary"]["hosts"][0];
+        assert_eq!((&host["limited_by"], &host["limited_by_rate_max"]), (&limit.into(), &false.into()));
+    }
+}
+
+/// It was refused because of the default of an option that was not given.
+#[test]
+fn per_host_raises_concurrency_that_is_not_given() {
+    let log = Log::default();
+    let (tell, go_on) = channel::<()>();
+    let go_on = Mutex::new(go_on);
+    let upstream = Upstream::start(&log, move |_| {
+        // Until all are in flight.
+        let _ = hold(&go_on).recv();
+        Reply::status(200)
+    });
+    let dir = FetchDir::new();
+    let child = dir.begin(&["--per-host", "70", "--ignore-robots"], &pages(&upstream, 70));
+    wait_until("more than the default in flight", || upstream.seen().len() == 70);
+    drop(tell);
+    assert_eq!(finish(child).code, 0);
 }

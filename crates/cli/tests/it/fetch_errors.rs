@@ -3,11 +3,15 @@
 
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
+
 use crate::kit::codec;
-use crate::kit::fetch::{FAST, FetchDir, Log, Reply, Seen, Upstream, hold, pages, read_line};
-use crate::kit::{finish, run};
+use crate::kit::fetch::{FAST, FetchDir, Log, Reply, Upstream, hold, pages, read_line};
+use crate::kit::{finish, run, send, wait_until};
 
 #[test]
 fn redirect_loop_ends_and_others_are_fetched() {
@@ -185,7 +189,7 @@ fn rest_of_a_truncated_body_is_requested() {
     let body: Vec<u8> = (0..3_000_000_u32).map(|number| number.to_le_bytes()[1]).collect();
     let whole = body.clone();
     let upstream = Upstream::start(&log, move |seen| {
-        let from = range_start(seen);
+        let from = seen.range_start();
         let is_known = seen.head.contains("if-range: \"v1\"\r\n") && seen.path != "/changed.bin";
         let range = format!("bytes {from}-2999999/3000000");
         let reply = if from > 0 && is_known {
@@ -206,18 +210,75 @@ fn rest_of_a_truncated_body_is_requested() {
         assert!(dir.file(&upstream, name).is_some_and(|file| file == body), "{name}");
     }
     let ranges = |path: &str| -> Vec<bool> {
-        upstream.seen().iter().filter(|seen| seen.path == path).map(|seen| range_start(seen) > 0).collect()
+        upstream.seen().iter().filter(|seen| seen.path == path).map(|seen| seen.range_start() > 0).collect()
     };
     let (resumed, restarted) = (ranges("/a.bin"), ranges("/changed.bin"));
     assert!(!resumed[0] && resumed[1..].iter().all(|is_range| *is_range), "{resumed:?}");
     assert!(restarted.len() >= 3 && restarted[1], "{restarted:?}");
-    let resumed = upstream.seen().into_iter().find(|seen| range_start(seen) > 0).expect("a range");
+    let resumed = upstream.seen().into_iter().find(|seen| seen.range_start() > 0).expect("a range");
     assert!(resumed.head.contains("accept-encoding: identity\r\n"), "{}", resumed.head);
 }
 
-fn range_start(seen: &Seen) -> usize {
-    let range = seen.head.lines().find_map(|line| line.strip_prefix("range: bytes="));
-    range.map_or(0, |range| range.trim_end_matches('-').parse().expect("a number"))
+/// The same rest was requested again and again.
+#[test]
+fn unusable_rest_restarts_the_page() {
+    let body: Vec<u8> = (0..3_000_000_u32).map(|number| number.to_le_bytes()[1]).collect();
+    let gzip = |body: &[u8]| Reply::page(body).header("content-encoding", "gzip");
+    // Two that cannot be decoded, the second after some bytes, and one of which nothing arrives.
+    let broken: &[u8] = b"\x1f\x8b\x08\0\0\0\0\0\0\x03\0\x05\0\xfa\xffhello\x07";
+    for rest in [gzip(b"no gzip"), gzip(broken), Reply::page("x").cut()] {
+        let (dir, log, whole) = (FetchDir::new(), Log::default(), body.clone());
+        let upstream = Upstream::start(&log, move |seen| {
+            let reply = match seen.range_start() {
+                0 => Reply::page(&whole[..]),
+                from => rest
+                    .clone()
+                    .with_status(206)
+                    .header("content-range", format!("bytes {from}-2999999/3000000")),
+            };
+            let reply = reply.header("etag", "\"v1\"");
+            if seen.number == 0 { reply.cut() } else { reply }
+        });
+        let run = dir.fast(&["--ignore-robots"], &[upstream.url("/a.bin")]);
+        assert_eq!((run.code, dir.parts()), (0, 0), "{run:?}");
+        assert!(dir.file(&upstream, "a.bin").is_some_and(|file| file == body));
+        let ranges: Vec<bool> = upstream.seen().iter().map(|seen| seen.range_start() > 0).collect();
+        assert_eq!(ranges, [false, true, false]);
+    }
+}
+
+/// The retry that waited was dropped, and the next run began from zero.
+#[test]
+fn interrupted_fetch_keeps_what_arrived() {
+    let (dir, log) = (FetchDir::new(), Log::default());
+    let (tell, go_on) = channel::<()>();
+    let go_on = Mutex::new(go_on);
+    let body: Vec<u8> = (0..3_000_000_u32).map(|number| number.to_le_bytes()[1]).collect();
+    let whole = body.clone();
+    let upstream = Upstream::start(&log, move |seen| {
+        let from = seen.range_start();
+        let range = format!("bytes {from}-2999999/3000000");
+        match from {
+            0 => {
+                let _ = hold(&go_on).recv();
+                Reply::page(&whole[..]).header("etag", "\"v1\"").cut()
+            }
+            _ => Reply::page(&whole[from..]).with_status(206).header("content-range", range),
+        }
+    });
+    let urls = [upstream.url("/a.bin")];
+    let mut child = dir.begin(&["--ignore-robots", "--json"], &urls);
+    wait_until("a request in flight", || upstream.seen().len() == 1);
+    send(&child, Signal::INT);
+    assert!(read_line(child.stderr.as_mut().unwrap()).starts_with("stopping: waiting for 1 requests"));
+    drop(tell);
+    let run = finish(child);
+    assert_eq!((run.code, dir.parts()), (130, 1), "{run:?}");
+    let run = dir.fast(&["--ignore-robots"], &urls);
+    assert_eq!((run.code, dir.parts()), (0, 0), "{run:?}");
+    assert!(dir.file(&upstream, "a.bin").is_some_and(|file| file == body));
+    let ranges: Vec<bool> = upstream.seen().iter().map(|seen| seen.range_start() > 0).collect();
+    assert_eq!(ranges, [false, true]);
 }
 
 #[test]

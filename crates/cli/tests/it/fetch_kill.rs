@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use tidegate_core::random::Random;
 
 use crate::kit::codec;
-use crate::kit::fetch::{FetchDir, Log, Reply, Upstream, hold, pages, read_line};
+use crate::kit::fetch::{FetchDir, Log, Reply, Seen, Upstream, hold, pages, read_line};
 use crate::kit::{finish, send, wait_until};
 
 const SEEDS: u64 = 3;
@@ -84,4 +84,31 @@ fn killed_fetch_leaves_whole_files_and_resumes() {
         assert_eq!(done.keys().cloned().collect::<Vec<_>>(), dir.files(), "seed {seed}");
         assert!(done.values().all(|lines| *lines == 1), "seed {seed}: {done:?}");
     }
+}
+
+/// Parts without a line in the journal were removed.
+#[test]
+fn killed_fetch_continues_a_large_page() {
+    let (dir, log) = (FetchDir::new(), Log::default());
+    let body: Vec<u8> = (0..40_000_000_u32).map(|number| number.to_le_bytes()[1]).collect();
+    let whole = body.clone();
+    let upstream = Upstream::start(&log, move |seen| match seen.range_start() {
+        0 => Reply::page(&whole[..]).header("etag", "\"v1\"").halved(),
+        from => {
+            let range = format!("bytes {from}-39999999/40000000");
+            Reply::page(&whole[from..]).with_status(206).header("content-range", range)
+        }
+    });
+    let urls = [upstream.url("/a.bin")];
+    let child = dir.begin(&["--ignore-robots"], &urls);
+    let journal = dir.out().join(".tidegate/journal.jsonl");
+    wait_until("a line in the journal", || {
+        fs::read_to_string(&journal).is_ok_and(|text| text.ends_with('\n'))
+    });
+    kill_now(child);
+    let run = dir.fast(&["--ignore-robots"], &urls);
+    assert_eq!((run.code, dir.parts()), (0, 0), "{run:?}");
+    assert!(dir.file(&upstream, "a.bin").is_some_and(|file| file == body));
+    let starts: Vec<usize> = upstream.seen().iter().map(Seen::range_start).collect();
+    assert!(starts.len() == 2 && starts[1] >= 16 << 20, "{starts:?}");
 }

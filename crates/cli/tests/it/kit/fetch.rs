@@ -27,6 +27,14 @@ pub(crate) struct Seen {
     pub(crate) head: String,
 }
 
+impl Seen {
+    /// The first byte of the range that was requested.
+    pub(crate) fn range_start(&self) -> usize {
+        let range = self.head.lines().find_map(|line| line.strip_prefix("range: bytes="));
+        range.map_or(0, |range| range.trim_end_matches('-').parse().expect("a number"))
+    }
+}
+
 /// A response of an upstream.
 #[derive(Debug, Clone)]
 pub(crate) struct Reply {
@@ -45,6 +53,8 @@ enum End {
     Silent,
     /// Chunked, without a content length.
     Chunked,
+    /// Sends half of the body, and keeps the connection open.
+    Halved,
     /// Sends no body, and keeps the connection open.
     Stalled,
 }
@@ -82,6 +92,10 @@ impl Reply {
 
     pub(crate) fn stalled(self) -> Self {
         Self { end: End::Stalled, ..self }
+    }
+
+    pub(crate) fn halved(self) -> Self {
+        Self { end: End::Halved, ..self }
     }
 
     pub(crate) fn hangs_up() -> Self {
@@ -199,7 +213,10 @@ fn answer(mut stream: &TcpStream, reply: &Reply) -> Option<()> {
     }
     write!(head, "content-length: {}\r\n\r\n", reply.body.len()).ok()?;
     stream.write_all(head.as_bytes()).ok()?;
-    if reply.end == End::Stalled {
+    if reply.end == End::Halved {
+        stream.write_all(&reply.body[..reply.body.len() / 2]).ok()?;
+    }
+    if matches!(reply.end, End::Stalled | End::Halved) {
         // Until the client closes the connection.
         stream.read_exact(&mut [0]).ok()?;
         return None;
