@@ -78,12 +78,18 @@ impl Refusal {
         }
     }
 
+    fn text(&self) -> ErrorText<'_> {
+        let Self { status, kind, code, message, retry_after, .. } = self;
+        let seconds = retry_after.map(|wait| wait.max(Duration::from_millis(1)).as_secs_f64());
+        ErrorText { status: status.as_u16(), kind, code: *code, message, retry_after: seconds }
+    }
+
     /// The response, in the provider's format.
     pub(crate) fn into_response(self, format: Format) -> Response<ResponseBody> {
-        let Self { status, kind, code, message, retry_after, is_final } = self;
-        let seconds = retry_after.map(|wait| wait.max(Duration::from_millis(1)).as_secs_f64());
-        let text = ErrorText { status: status.as_u16(), kind, code, message: &message, retry_after: seconds };
+        let text = self.text();
+        let seconds = text.retry_after;
         let mut response = Response::new(full(error_body(format, text)));
+        let Self { status, retry_after, is_final, .. } = self;
         *response.status_mut() = status;
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -123,7 +129,7 @@ impl From<LimitError> for Refusal {
             }
             LimitError::TooLarge(_) => Self { is_final: true, ..Self::limited(error.to_string(), None) },
             LimitError::Busy { .. } => {
-                Self::limited(error.to_string(), Some(retry_after.unwrap_or(Duration::from_secs(1))))
+                Self::unavailable("too many calls wait", retry_after.unwrap_or(Duration::from_secs(1)))
             }
             LimitError::Closed => Self::unavailable("the proxy is stopping", Duration::from_secs(1)),
             LimitError::Disabled { .. } => Self::forbidden(error.to_string()),
@@ -146,6 +152,22 @@ mod tests {
 
     fn header<'a>(response: &'a Response<ResponseBody>, name: &str) -> &'a str {
         response.headers().get(name).map_or("-", |value| value.to_str().unwrap())
+    }
+
+    #[test]
+    fn busy_limiter_is_no_rate_limit() {
+        let retry_after = Some(Duration::from_millis(1_500));
+        for (format, kind) in [
+            (Format::OpenAi, "\"type\":\"api_error\""),
+            (Format::Anthropic, "\"type\":\"api_error\""),
+            (Format::Google, "\"status\":\"UNAVAILABLE\""),
+        ] {
+            let busy = Refusal::from(LimitError::Busy { waiters_max: 9, retry_after });
+            assert!(error_body(format, busy.text()).contains(kind), "{format:?}");
+            let response = busy.into_response(format);
+            assert_eq!((response.status().as_u16(), header(&response, "retry-after")), (503, "2"));
+            assert_eq!(header(&response, "x-should-retry"), "-");
+        }
     }
 
     #[test]

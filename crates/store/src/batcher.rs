@@ -23,7 +23,8 @@ use crate::sync::lock;
 
 /// The most calls that may wait.
 const QUEUE_MAX: usize = 1 << 16;
-/// The most waiting calls that are examined for a batch, as a multiple of the largest batch.
+/// The most waiting calls that are examined for a batch, as a multiple of the largest batch. Those of dropped
+/// callers are not counted: with nothing in flight, a batch without calls would be the last.
 const SCANNED_PER_CALL: usize = 4;
 /// How many times the collector yields first: callers that were just answered usually send another call.
 const YIELDS: u32 = 3;
@@ -217,10 +218,10 @@ impl<C: BatchedCall> State<C> {
             && scanned < SCANNED_PER_CALL * limits.calls_max
         {
             let Some(job) = self.queue.pop_front() else { break };
-            scanned += 1;
             if job.reply.is_closed() {
                 continue;
             }
+            scanned += 1;
             let is_held = |key: &u64| self.busy.contains(key) || behind.contains(key);
             let keys = job.call.keys();
             if keys.iter().any(is_held) || job.call.lease().is_some_and(|lease| !leases.insert(lease)) {
@@ -308,6 +309,8 @@ mod tests {
 
     use super::*;
 
+    const CALLS_MAX: usize = 2;
+
     struct Numbered(u32, [u64; 1]);
 
     impl BatchedCall for Numbered {
@@ -355,7 +358,7 @@ mod tests {
     impl Rig {
         fn new(runtime: Option<Handle>) -> Self {
             let limits = BatchLimits {
-                calls_max: 2,
+                calls_max: CALLS_MAX,
                 weight_max: 2,
                 in_flight_max: 2,
                 deadline: Duration::from_secs(1),
@@ -399,6 +402,28 @@ mod tests {
         rig.1.may_reply.add_permits(1);
         assert_eq!(second.await.unwrap().unwrap(), 2);
         assert_eq!(rig.sent().await, [[2]]);
+    }
+
+    /// Calls of dropped callers were counted as examined: more than the bound of them hid the calls behind them,
+    /// which no batch in flight would ever have sent.
+    #[tokio::test]
+    async fn dropped_calls_hide_no_live_call() {
+        let rig = Rig::new(Some(Handle::current()));
+        for number in 0..=u32::try_from(SCANNED_PER_CALL * CALLS_MAX).unwrap() {
+            drop(rig.submit(number, 7));
+        }
+        let _last = rig.submit(100, 7);
+        assert_eq!(rig.sent().await, [[100]]);
+    }
+
+    #[tokio::test]
+    async fn full_queue_is_busy_with_a_retry_after() {
+        let rig = Rig::new(Some(Handle::current()));
+        let _waiting: Vec<_> = (0..QUEUE_MAX).map(|_| rig.submit(1, 7)).collect();
+        let busy =
+            rig.0.submit(&rig.1, Numbered(2, [7]), EngineTime::current()).expect_err("the queue is full");
+        let StoreError::Busy { waiting_max, .. } = busy else { panic!("{busy}") };
+        assert_eq!(waiting_max, QUEUE_MAX);
     }
 
     #[tokio::test]

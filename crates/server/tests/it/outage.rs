@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tidegate::store::wrap::{FaultPlan, Faulty};
 use tidegate::store::{ManualWall, Reply};
-use tidegate::{Limiter, Memory, OnUnavailable, Store};
+use tidegate::{LimitError, Limiter, Memory, OnUnavailable, Store};
 use tidegate_core::limit::name::Namespace;
 use tidegate_core::limit::token::TokenId;
 use tidegate_server::{
@@ -38,6 +38,28 @@ async fn store_outage_returns_retry_after_without_details() {
         }
     };
     soon("the recovery", recovered).await;
+}
+
+#[tokio::test]
+async fn busy_store_is_503_with_retry_after() {
+    let clock = ManualWall::new(NOW);
+    let store = Arc::new(Faulty::new(Memory::with_clock(clock.clone()), FaultPlan::seeded(1)).unwrap());
+    let shared: Arc<dyn Store> = store.clone();
+    // The engine is available: its outage policy does not apply.
+    let limiter = Limiter::over(shared).on_unavailable(OnUnavailable::Allow).build().unwrap();
+    let kit = Kit::over(limiter.clone(), clock, Bounds::default()).await;
+    let ask = json!({"entity": "acme", "resource": "gpt-4", "cost": {"tpm": 1}});
+    assert_eq!(kit.post("/v1/acquire", ask.clone()).await.status, 200);
+    store.fill_queue();
+    let error = limiter.try_acquire(("acme", "gpt-4"), [("tpm", 1)]).await.unwrap_err();
+    assert!(matches!(error, LimitError::Busy { retry_after: Some(_), .. }), "{error}");
+    for _ in 0..9 {
+        let busy = kit.post("/v1/acquire", ask.clone()).await;
+        busy.is_problem(503, "busy", "");
+        assert_eq!(busy.header("retry-after"), "1", "in whole seconds");
+    }
+    store.come_back();
+    assert_eq!(kit.post("/v1/acquire", ask).await.status, 200, "the circuit stays closed");
 }
 
 #[tokio::test]

@@ -182,7 +182,7 @@ impl DynamoDb {
             }
         };
         let _guard = match group {
-            Some(group) => Some(self.inner.group_lock.enter(levels, group).await),
+            Some(group) => Some(self.inner.group_lock.enter(levels, group).await?),
             None => None,
         };
         self.step(&Step { of: step, is_expiry: false }).await

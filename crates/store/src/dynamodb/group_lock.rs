@@ -11,9 +11,15 @@ use std::sync::{Arc, Mutex};
 
 use tidegate_core::limit::cascade::Levels;
 use tidegate_core::limit::name::Subject;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
+use tokio::time::Instant;
 
+use crate::engine_time::EngineTime;
+use crate::error::StoreError;
 use crate::sync::lock;
+
+/// The most calls that may wait.
+const WAITING_MAX: usize = 1 << 16;
 
 /// The group of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,15 +31,21 @@ pub(super) enum Group {
 }
 
 /// The lock state of each bucket in use.
-#[derive(Debug, Default)]
-pub(super) struct GroupLock(Mutex<HashMap<Subject, GroupState>>);
+#[derive(Debug)]
+pub(super) struct GroupLock {
+    states: Mutex<HashMap<Subject, GroupState>>,
+    /// Permits of the calls that may wait.
+    waiting: Semaphore,
+    /// The engine, for errors.
+    place: String,
+}
 
 #[derive(Debug)]
 struct GroupState {
     group: Group,
     count: usize,
-    /// The other group waits: no more calls of this group enter.
-    is_ending: bool,
+    /// Since when the other group waits: no more calls of this group enter.
+    ending_since: Option<Instant>,
     ended: Arc<Notify>,
 }
 
@@ -45,8 +57,13 @@ pub(super) struct GroupGuard<'a> {
 }
 
 impl GroupLock {
+    pub(super) fn new(place: &str) -> Self {
+        let waiting = Semaphore::new(WAITING_MAX);
+        Self { states: Mutex::default(), waiting, place: place.to_owned() }
+    }
+
     /// Waits until the group may enter all buckets of these levels.
-    pub(super) async fn enter(&self, levels: &Levels, group: Group) -> GroupGuard<'_> {
+    pub(super) async fn enter(&self, levels: &Levels, group: Group) -> Result<GroupGuard<'_>, StoreError> {
         let mut subjects: Vec<Subject> = levels.levels().iter().map(|level| level.subject.clone()).collect();
         // In a fixed order, which prevents deadlocks.
         subjects.sort_unstable_by(|one, other| {
@@ -55,34 +72,49 @@ impl GroupLock {
         subjects.dedup();
         let mut guard = GroupGuard { lock: self, subjects: Vec::with_capacity(subjects.len()) };
         for subject in subjects {
-            self.enter_one(&subject, group).await;
+            self.enter_one(&subject, group).await?;
             guard.subjects.push(subject);
         }
-        guard
+        Ok(guard)
     }
 
-    async fn enter_one(&self, subject: &Subject, group: Group) {
+    async fn enter_one(&self, subject: &Subject, group: Group) -> Result<(), StoreError> {
+        let mut waiting = None;
         loop {
             let ended = {
-                let mut states = lock(&self.0);
+                let mut states = lock(&self.states);
                 let Some(state) = states.get_mut(subject) else {
-                    let state = GroupState { group, count: 1, is_ending: false, ended: Arc::default() };
+                    let state = GroupState { group, count: 1, ending_since: None, ended: Arc::default() };
                     states.insert(subject.clone(), state);
-                    return;
+                    break;
                 };
-                if state.group == group && !state.is_ending {
+                if state.group == group && state.ending_since.is_none() {
                     state.count += 1;
-                    return;
+                    break;
                 }
-                state.is_ending |= state.group != group;
+                let since = *state.ending_since.get_or_insert_with(Instant::now);
+                if waiting.is_none() {
+                    let permit = self.waiting.try_acquire().map_err(|_| StoreError::Busy {
+                        place: self.place.clone(),
+                        waiting_max: WAITING_MAX,
+                        retry_after: since.elapsed(),
+                    })?;
+                    let time = EngineTime::current();
+                    time.wait();
+                    waiting = Some((permit, time));
+                }
                 Arc::clone(&state.ended).notified_owned()
             };
             ended.await;
         }
+        if let Some((_, time)) = waiting {
+            time.send();
+        }
+        Ok(())
     }
 
     fn leave(&self, subject: &Subject) {
-        let mut states = lock(&self.0);
+        let mut states = lock(&self.states);
         let Some(state) = states.get_mut(subject) else { return };
         state.count -= 1;
         if state.count == 0
@@ -106,6 +138,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicI64, Ordering};
 
+    use futures_util::FutureExt as _;
     use tidegate_core::limit::policy::{Policy, Version};
     use tidegate_core::limit::resolve::resolve;
     use tidegate_core::limit::rule::Limit;
@@ -124,7 +157,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn takers_and_returners_exclude_each_other() {
-        let group_lock: Arc<GroupLock> = Arc::default();
+        let group_lock = Arc::new(GroupLock::new("here"));
         // Positive while takers are inside, negative while returners are.
         let inside: Arc<AtomicI64> = Arc::default();
         let callers = (0..8).map(|number| {
@@ -136,7 +169,7 @@ mod tests {
                     _ => (levels(&names), -1, Group::Returners),
                 };
                 for _ in 0..200 {
-                    let guard = group_lock.enter(&levels, group).await;
+                    let guard = group_lock.enter(&levels, group).await.unwrap();
                     let before = inside.fetch_add(step, Ordering::SeqCst);
                     assert!(before * step >= 0, "the other group is inside");
                     tokio::task::yield_now().await;
@@ -148,6 +181,33 @@ mod tests {
         for caller in callers.collect::<Vec<_>>() {
             caller.await.unwrap();
         }
-        assert!(lock(&group_lock.0).is_empty(), "no state is left");
+        assert!(lock(&group_lock.states).is_empty(), "no state is left");
+    }
+
+    #[tokio::test]
+    async fn wait_for_the_other_group_is_not_the_engines_time() {
+        let (group_lock, time) = (GroupLock::new("here"), EngineTime::default());
+        let levels = levels(&["a"]);
+        let takers = group_lock.enter(&levels, Group::Takers).await.unwrap();
+        let mut returners = Box::pin(time.follow(group_lock.enter(&levels, Group::Returners)));
+        assert!(returners.as_mut().now_or_never().is_none());
+        assert!(time.queued_for().is_some());
+        drop(takers);
+        let _returners = returners.await.unwrap();
+        assert!(time.elapsed().is_some(), "the engine has it");
+    }
+
+    #[tokio::test]
+    async fn full_lock_is_busy() {
+        let group_lock = GroupLock { waiting: Semaphore::new(1), ..GroupLock::new("here") };
+        let levels = levels(&["a"]);
+        let _takers = group_lock.enter(&levels, Group::Takers).await.unwrap();
+        let mut first = Box::pin(group_lock.enter(&levels, Group::Returners));
+        assert!(first.as_mut().now_or_never().is_none());
+        let busy = group_lock.enter(&levels, Group::Returners).await.unwrap_err();
+        assert!(matches!(busy, StoreError::Busy { .. }), "{busy}");
+        drop(first);
+        let mut next = Box::pin(group_lock.enter(&levels, Group::Returners));
+        assert!(next.as_mut().now_or_never().is_none(), "a dropped call leaves its place");
     }
 }

@@ -192,10 +192,10 @@ impl DynamoDbOptions {
         let client = self.connect(Arc::clone(&corrected), Arc::clone(&requests)).await?;
         let clock = self.clock.clone().unwrap_or(corrected);
         let inner = Inner {
+            group_lock: GroupLock::new(&client.context.place),
             client,
             keys: Keys::new(&namespace),
             cache: Cache::default(),
-            group_lock: GroupLock::default(),
             clock,
             requests,
             rejections: AtomicU64::new(0),

@@ -108,7 +108,7 @@ impl DynamoDb {
     /// Ends a lease that is past its deadline. Returns whether it has: not if another process has, or has
     /// renewed it.
     pub(super) async fn expire(&self, lease: LeaseId, levels: &Arc<Levels>) -> Result<bool, StoreError> {
-        let _guard = self.inner.group_lock.enter(levels, Group::Returners).await;
+        let _guard = self.inner.group_lock.enter(levels, Group::Returners).await?;
         let of = engine::Step { lease, number: 0, levels, change: Change::End(None), is_watched: false };
         match self.step(&Step { of, is_expiry: true }).await {
             Ok(done) => Ok(!done.moved().is_repeat),

@@ -7,7 +7,8 @@ use crate::clock::{SystemWall, WallClock};
 use crate::error::StoreError;
 use crate::retention::Retention;
 
-/// The default maximum number of subjects: about half a gigabyte with one hour of usage.
+/// The default maximum number of subjects: about half a gigabyte if each has usage of one minute. A subject that
+/// is used all day has 1,440 minutes per limit, unless the retention is shorter.
 const SUBJECTS_MAX: usize = 1 << 20;
 /// The upper bound of `subjects_max`.
 const SUBJECTS_BOUND: usize = 1 << 28;

@@ -37,6 +37,7 @@ pub use options::PostgresOptions;
 
 use crate::changes::{AnnouncedVersion, Changes};
 use crate::clock::WallClock;
+use crate::engine_time::EngineTime;
 use crate::error::StoreError;
 use crate::retention::Retention;
 use crate::sync::lock;
@@ -47,6 +48,8 @@ use steps::{DISCONNECTS_MAX, Steps};
 
 /// How long a call may take before the engine counts as unavailable.
 const DEADLINE: Duration = Duration::from_millis(50);
+/// The most calls that may wait for a connection.
+const READS_MAX: usize = 1 << 14;
 
 /// A store in a PostgreSQL server. Clones are the same store.
 ///
@@ -213,7 +216,20 @@ impl Inner {
 
     async fn connection(&self, pool: &Pool) -> Result<PooledConnection, StoreError> {
         self.check_open()?;
+        let (status, time) = (pool.status(), EngineTime::current());
+        // Otherwise a connection is free, or the engine is asked for one more.
+        let is_queued = status.available == 0 && status.size >= status.max_size;
+        if is_queued {
+            if status.waiting >= READS_MAX {
+                let (place, retry_after) = (self.place.clone(), self.deadline);
+                return Err(StoreError::Busy { place, waiting_max: READS_MAX, retry_after });
+            }
+            time.wait();
+        }
         let client = pool.get().await.map_err(|error| pool_error(&self.place, error))?;
+        if is_queued {
+            time.send();
+        }
         Ok(PooledConnection(Some(client)))
     }
 

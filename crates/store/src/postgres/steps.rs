@@ -28,7 +28,7 @@ const BATCH_MAX: usize = 256;
 pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
 /// How often a statement is retried on another pooled connection after a disconnect: several may be stale.
 pub(super) const DISCONNECTS_MAX: u32 = 3;
-/// How often a batch is retried after serialization conflicts.
+/// How often a batch is retried after serialization conflicts and concurrent evictions.
 const CONFLICTS_MAX: u32 = 5;
 
 /// The steps of one namespace.
@@ -91,7 +91,13 @@ impl Steps {
                     return Ok(());
                 }
                 // A known limit was evicted. It is no longer known, and the retry creates it.
-                Ok(Ok(None)) => continue,
+                Ok(Ok(None)) => {
+                    conflicts += 1;
+                    if conflicts >= CONFLICTS_MAX {
+                        return Err(jobs);
+                    }
+                    continue;
+                }
                 Ok(Err(error)) => error,
                 Err(_) => {
                     let millis = u64::try_from(self.inner.timeout.as_millis()).unwrap_or(u64::MAX);
@@ -177,7 +183,7 @@ impl BatchSender for Steps {
         for job in jobs {
             if let Err(jobs) = self.attempt(vec![job]).await {
                 let place = &self.inner.place;
-                let what = format!("gave up after {CONFLICTS_MAX} serialization conflicts at {place}");
+                let what = format!("gave up after {CONFLICTS_MAX} conflicts at {place}");
                 fail_all(jobs, || StoreError::unavailable(what.clone()));
             }
         }

@@ -4,7 +4,7 @@
 //! It cycles through all names of the index and all keys. The position is stored in Redis, so that processes
 //! share a cycle and short-lived ones contribute. A step is small, and a claim with a TTL lets one process
 //! run at a time in the background. The number of steps grows with the subjects that this process has added,
-//! so that cleaning keeps up with them.
+//! and with the lines that are old, so that cleaning keeps up with both.
 
 use std::time::Duration;
 
@@ -26,6 +26,8 @@ const SUBJECTS_PER_STEP: usize = 50;
 const CLAIM_MAX: Duration = Duration::from_secs(86_400);
 /// Lines of usage, and audit entries, that are deleted in one step.
 const LINES_MAX: usize = 500;
+/// Steps that a round adds because those before deleted [`LINES_MAX`] lines and left some.
+const FULL_STEPS_MAX: usize = 100;
 
 /// The position in both cycles.
 #[derive(Debug, Default)]
@@ -59,16 +61,24 @@ impl Redis {
         let looked = self.read_values(Keyspace::admin_home(), &[]).await?;
         let wall = looked.at - looked.clock_offset;
         // More subjects than were added since, so that the cycle ends.
-        for _ in 0..=(2 * self.inner.keyspace.take_registered()).div_ceil(SUBJECTS_PER_STEP) {
-            progress.name = self.clean_subjects(progress.name.as_deref(), wall).await?;
+        let mut steps = 1 + (2 * self.inner.keyspace.take_registered()).div_ceil(SUBJECTS_PER_STEP);
+        let steps_max = steps + FULL_STEPS_MAX;
+        let mut step = 0;
+        while step < steps {
+            step += 1;
+            let is_full;
+            (progress.name, is_full) = self.clean_subjects(progress.name.as_deref(), wall).await?;
+            steps = (steps + usize::from(is_full)).min(steps_max);
             // Saved at once, so that a later failure does not repeat it.
             self.save_progress(&progress).await?;
-            if progress.name.is_none() {
+            if progress.name.is_none() && !is_full {
                 break;
             }
         }
         let forgotten = match self.inner.options.retention.audit_before(looked.at) {
-            Some(before) => self.prune_audit(|entry| entry.at < before, LINES_MAX).await.map(drop),
+            Some(before) => {
+                self.prune_audit(|entry| entry.at < before, FULL_STEPS_MAX * LINES_MAX).await.map(drop)
+            }
             None => Ok(()),
         };
         let (_, keys) = self.index_some_keys(&progress.keys).await?;
@@ -77,14 +87,19 @@ impl Redis {
         forgotten
     }
 
-    /// Cleans some subjects after `after` and returns the last; `None` at the end of the cycle.
-    async fn clean_subjects(&self, after: Option<&str>, now: Stamp) -> Result<Option<String>, StoreError> {
+    /// Cleans some subjects after `after` and returns the last, `None` at the end of the cycle, and whether
+    /// the next one may have more lines than one step deletes.
+    async fn clean_subjects(
+        &self,
+        after: Option<&str>,
+        now: Stamp,
+    ) -> Result<(Option<String>, bool), StoreError> {
         let names = self.range(&Prefix::of(&["s"]), after, SUBJECTS_PER_STEP).await?;
         let (mut left, mut last) = (LINES_MAX, after.map(str::to_owned));
         for name in &names {
             match self.clean_subject(name, now, left).await {
                 // This subject may have more lines.
-                Ok(0) => return Ok(last),
+                Ok(0) => return Ok((last, true)),
                 Ok(lines) => left = lines,
                 Err(error) if error.is_transient() => return Err(error),
                 // It cannot be decoded, which reading it reports. It must not block the others.
@@ -92,7 +107,7 @@ impl Redis {
             }
             last = Some(name.clone());
         }
-        Ok(last.filter(|_| names.len() == SUBJECTS_PER_STEP))
+        Ok((last.filter(|_| names.len() == SUBJECTS_PER_STEP), false))
     }
 
     /// Deletes a subject's usage past its retention, at most `left` lines, or removes the subject if it has

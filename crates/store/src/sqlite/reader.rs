@@ -16,6 +16,7 @@ use super::options::STATEMENTS_MAX;
 use super::queue::{NextJobs, Queue};
 use super::writer::read_anchor;
 use crate::clock::WallClock;
+use crate::engine_time::EngineTime;
 use crate::error::StoreError;
 use crate::sync::lock;
 
@@ -68,11 +69,13 @@ impl Readers {
         read: impl FnOnce(&Connection, Anchor) -> Result<T, CallError> + Send + 'static,
     ) -> Result<T, StoreError> {
         let (reply, answer) = oneshot::channel();
-        let place = Arc::clone(&self.place);
+        let (place, time) = (Arc::clone(&self.place), EngineTime::current());
+        time.wait();
         let job = move |connection: Result<&Connection, StoreError>| {
             if reply.is_closed() {
                 return;
             }
+            time.send();
             let answer = match connection {
                 Ok(connection) => {
                     in_snapshot(connection, &*clock, read).map_err(|error| error.into_error(&place))

@@ -28,7 +28,8 @@ use crate::error::StoreError;
 use crate::retention::Retention;
 use crate::tables::column;
 
-/// The most calls of a transaction.
+/// The most calls of a transaction. It does not adapt to the deadline: the sync to disk is most of the time,
+/// whatever the size, and smaller transactions need more of them.
 pub(super) const BATCH_MAX: usize = 512;
 /// The default time that a call waits for its transaction to begin.
 pub(super) const DEADLINE: Duration = Duration::from_secs(1);

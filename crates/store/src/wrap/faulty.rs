@@ -44,6 +44,7 @@ struct State {
 enum Presence {
     Here,
     Away,
+    Busy,
     Hanging,
 }
 
@@ -68,6 +69,11 @@ impl<E: Engine> Faulty<E> {
     /// Makes every call fail without effect from now on.
     pub fn go_away(&self) {
         self.lock().presence = Presence::Away;
+    }
+
+    /// Refuses every call from now on, as a full queue of this process does.
+    pub fn fill_queue(&self) {
+        self.lock().presence = Presence::Busy;
     }
 
     /// Makes every call fail without effect after `calls` more, to stop in the middle of a series.
@@ -140,6 +146,10 @@ impl<E: Engine> Faulty<E> {
         }
         if state.presence == Presence::Away {
             return Err(StoreError::unavailable("set to be unavailable"));
+        }
+        if state.presence == Presence::Busy {
+            let place = "the faulty engine".to_owned();
+            return Err(StoreError::Busy { place, waiting_max: 0, retry_after: Duration::ZERO });
         }
         if state.fail_next > 0 {
             state.fail_next -= 1;

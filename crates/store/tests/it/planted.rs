@@ -166,6 +166,21 @@ fn checker_finds_return_of_units_not_held() {
 }
 
 #[test]
+fn debt_beyond_its_bound_is_found() {
+    finds(Defect::IgnoresDebtBound, conformance::debts::settle_stops_debt_at_its_bound, "left: 299940");
+}
+
+#[test]
+fn return_of_a_shortfall_is_found() {
+    finds(Defect::ReturnsShortfall, conformance::debts::cancel_returns_what_the_bucket_took, "left: -300");
+}
+
+#[test]
+fn pool_of_each_subject_is_found() {
+    finds(Defect::SplitsPools, conformance::debts::pooled_limit_counts_all_its_subjects, "was granted");
+}
+
+#[test]
 fn lease_that_expires_early_is_found() {
     finds(
         Defect::ExpiresEarly,

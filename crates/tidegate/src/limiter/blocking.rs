@@ -22,6 +22,7 @@ use std::time::Duration;
 use tidegate_core::limit::balance::Balance;
 use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::name::Subject;
+use tidegate_core::limit::policy::OnExpiry;
 use tidegate_store::{Store, StoreError};
 
 use super::acquire::SubjectRef;
@@ -85,6 +86,15 @@ impl Limiter {
         self.wait(self.0.acquire_within(subject, cost, within)).map(Lease)
     }
 
+    /// Builds an acquire with further options, such as an id or a deadline.
+    pub fn request<'a>(
+        &'a self,
+        subject: impl Into<SubjectRef<'a>>,
+        cost: &'a [(&'a str, u64)],
+    ) -> Request<'a> {
+        Request { limiter: self, request: self.0.request(subject, cost) }
+    }
+
     /// Draws and settles in one call: no lease is kept.
     ///
     /// # Errors
@@ -112,6 +122,58 @@ impl Limiter {
 
     fn wait<T>(&self, work: impl Future<Output = T>) -> T {
         self.0.shared.runtime.block_on(work)
+    }
+}
+
+/// A [request](crate::Request) for blocking code.
+#[derive(Debug)]
+#[must_use = "a request does nothing until it is acquired or spent"]
+pub struct Request<'a> {
+    limiter: &'a Limiter,
+    request: super::Request<'a>,
+}
+
+impl Request<'_> {
+    /// As [`deadline`](crate::Request::deadline).
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.request = self.request.deadline(deadline);
+        self
+    }
+
+    /// As [`on_expiry`](crate::Request::on_expiry).
+    pub fn on_expiry(mut self, behaviour: OnExpiry) -> Self {
+        self.request = self.request.on_expiry(behaviour);
+        self
+    }
+
+    /// As [`id`](crate::Request::id).
+    pub fn id(mut self, number: u128) -> Self {
+        self.request = self.request.id(number);
+        self
+    }
+
+    /// Draws without waiting for limits.
+    ///
+    /// # Errors
+    /// As [`try_acquire`](crate::Limiter::try_acquire).
+    pub fn try_acquire(self) -> Result<Lease, LimitError> {
+        self.limiter.wait(self.request.try_acquire()).map(Lease)
+    }
+
+    /// Draws, waiting up to `within`.
+    ///
+    /// # Errors
+    /// As [`acquire_within`](crate::Limiter::acquire_within).
+    pub fn acquire_within(self, within: Duration) -> Result<Lease, LimitError> {
+        self.limiter.wait(self.request.acquire_within(within)).map(Lease)
+    }
+
+    /// Draws and settles at once.
+    ///
+    /// # Errors
+    /// As [`spend`](crate::Limiter::spend).
+    pub fn spend(self) -> Result<(), LimitError> {
+        self.limiter.wait(self.request.spend())
     }
 }
 

@@ -12,7 +12,6 @@ use tokio::time::Instant;
 
 use super::acquire::{Kind, SubjectRef, new_draw};
 use super::error::LimitError;
-use super::events::LimitEvent;
 use super::lease::{Lease, SettleStatus, State};
 use super::remote::is_above;
 use super::request::refuse_disabled;
@@ -73,11 +72,7 @@ impl Limiter {
 
     /// Counts a caller as a waiter.
     pub(crate) fn add_waiter(&self, subject: &Subject) -> Result<Ticket<'_>, LimitError> {
-        self.shared.waiters.enter(subject).ok_or_else(|| {
-            let waiters_max = self.shared.waiters.waiters_max();
-            self.shared.listeners.notify(&LimitEvent::QueueFull { waiters_max });
-            LimitError::Busy { waiters_max, retry_after: None }
-        })
+        self.shared.add_waiter(subject)
     }
 
     /// Draws if that needs no waiting; `None` says nothing about the request.

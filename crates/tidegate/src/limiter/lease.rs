@@ -103,6 +103,8 @@ pub enum AdjustStatus {
     Now,
     /// The store did not respond: the change is sent with the settle, and is lost if the process exits before.
     WithSettle,
+    /// The lease was granted [without the store](Degraded::Allowed): the change is not recorded, now or later.
+    Unrecorded,
 }
 
 impl Lease {
@@ -239,7 +241,7 @@ impl Lease {
             }
         }
         if self.backing == Backing::Unbacked {
-            return Ok(AdjustStatus::Now);
+            return Ok(AdjustStatus::Unrecorded);
         }
         let (step, levels) = (self.next_step(), Arc::clone(&self.now.levels));
         let adjust = Adjust { lease: self.now.lease, step, levels, deltas };

@@ -8,6 +8,7 @@ use tidegate_core::bucket::AMOUNT_MAX;
 use tidegate_core::limit::balance::Balance;
 use tidegate_core::limit::cascade::{InvalidCost, Levels, Units};
 use tidegate_core::limit::lease::LeaseId;
+use tidegate_core::limit::name::Subject;
 use tidegate_core::limit::policy::{OnExpiry, OnUnavailable};
 use tidegate_core::limit::rule::Limit;
 use tidegate_store::StoreError;
@@ -56,8 +57,24 @@ pub struct Request<'a> {
     id: Option<LeaseId>,
 }
 
+/// When to retry if the maximum number of callers wait, and none of them for the same subject.
+const FULL_FOR: Duration = Duration::from_secs(1);
 /// More than any use: the rate of a limit that only counts.
 const UNLIMITED: u64 = AMOUNT_MAX;
+
+impl Shared {
+    /// Counts a caller as a waiter, unless the maximum is reached.
+    pub(super) fn add_waiter(&self, subject: &Subject) -> Result<Ticket<'_>, LimitError> {
+        self.waiters.enter(subject).ok_or_else(|| {
+            let waiters_max = self.waiters.waiters_max();
+            self.listeners.notify(&LimitEvent::QueueFull { waiters_max });
+            let head = self.waiters.ahead(subject).and_then(|(_, head)| head);
+            let retry_after =
+                head.map_or(FULL_FOR, |head| head.ready_at.saturating_duration_since(Instant::now()));
+            LimitError::Busy { waiters_max, retry_after: Some(retry_after.max(self.breaker.deadline())) }
+        })
+    }
+}
 
 impl<'a> Request<'a> {
     pub(super) fn new(shared: &'a Arc<Shared>, subject: SubjectRef<'a>, cost: &'a [(&'a str, u64)]) -> Self {
@@ -228,11 +245,7 @@ impl<'a> Request<'a> {
         self.check()?;
         let deadline = Instant::now().checked_add(within);
         let subject = self.subject.check()?;
-        let Some(ticket) = shared.waiters.enter(&subject) else {
-            let waiters_max = shared.waiters.waiters_max();
-            shared.listeners.notify(&LimitEvent::QueueFull { waiters_max });
-            return Err(LimitError::Busy { waiters_max, retry_after: None });
-        };
+        let ticket = shared.add_waiter(&subject)?;
         if ticket.ahead() > 0 {
             if let Some(lease) = self.drawn_before().await? {
                 return Ok(lease);

@@ -252,7 +252,7 @@ async fn full_queue_refuses_next_caller() {
     settle_tasks().await;
     let error = joined.acquire(ACME, one()).await.unwrap_err();
     assert!(matches!(error, JoinedError::Limit(LimitError::Busy { waiters_max: 2, .. })), "{error}");
-    assert!(!error.is_final());
+    assert!(!error.is_final() && error.retry_after().is_some(), "{error}");
     assert_eq!(events.count(|event| matches!(event, LimitEvent::QueueFull { waiters_max: 2 })), 1);
     tasks.iter().for_each(JoinHandle::abort);
     settle_tasks().await;

@@ -94,6 +94,23 @@ fn lease_lifecycle_needs_no_runtime() {
 }
 
 #[test]
+fn request_with_a_known_id_returns_its_lease() {
+    for (limiter, _) in both(&[Limit::per_day("rpm", 100)]) {
+        let limiter = limiter.blocking();
+        let request = || limiter.request(ACME, &[("rpm", 10)]).id(7).deadline(secs(600));
+        let lease = request().try_acquire().unwrap();
+        let id = lease.id();
+        lease.detach();
+        let again = request().acquire_within(secs(1)).unwrap();
+        assert_eq!((again.id(), again.held("rpm")), (id, Some(10)));
+        again.detach();
+        let error = limiter.request(ACME, &[("rpm", 1)]).deadline(secs(0)).spend().unwrap_err();
+        assert!(matches!(error, LimitError::Deadline { .. }), "{error}");
+        assert_eq!(limiter.balances(ACME).unwrap()[0].balance.available, 90, "drawn once");
+    }
+}
+
+#[test]
 fn lease_dropped_on_plain_thread_is_cancelled() {
     for (limiter, store) in both(&[Limit::per_day("rpm", 1_000)]) {
         let own = limiter.clone();

@@ -88,7 +88,7 @@ async fn allowing_policy_grants_a_degraded_lease() {
         1
     );
     lease.extend([("rpm", 100)]).await.unwrap();
-    lease.adjust([("rpm", -50)]).await.unwrap();
+    assert_eq!(lease.adjust([("rpm", -50)]).await.unwrap(), AdjustStatus::Unrecorded);
     assert_eq!(lease.settle_full().await.unwrap(), SettleStatus::Now);
     drop(lease);
     flushed(&limiter).await;

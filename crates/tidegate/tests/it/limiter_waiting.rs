@@ -303,10 +303,13 @@ async fn full_queue_refuses_next_caller() {
     settle_tasks().await;
     let error = limiter.acquire_within(ACME, [("rpm", 1)], secs(60)).await.unwrap_err();
     assert!(
-        matches!(error, LimitError::Busy { waiters_max: 2, retry_after: None }) && !error.is_final(),
-        "{error}"
+        matches!(error, LimitError::Busy { waiters_max: 2, retry_after: Some(wait) } if wait == secs(1)),
+        "{error}: the head of its queue is ready in a second"
     );
-    assert_eq!(events.count(|event| matches!(event, LimitEvent::QueueFull { waiters_max: 2 })), 1);
+    assert!(!error.is_final());
+    let error = limiter.acquire_within(("globex", "gpt-4"), [("rpm", 1)], secs(60)).await.unwrap_err();
+    assert_eq!(error.retry_after(), Some(secs(1)), "no caller waits for its subject");
+    assert_eq!(events.count(|event| matches!(event, LimitEvent::QueueFull { waiters_max: 2 })), 2);
     // A waiter that leaves frees its position.
     tasks[0].abort();
     settle_tasks().await;

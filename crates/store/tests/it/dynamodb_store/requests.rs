@@ -1,8 +1,20 @@
 //! The number and kind of requests that each call sends to the engine.
 
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use tidegate_core::limit::entity::Entity;
 use tidegate_core::limit::lease::LeaseId;
+use tidegate_core::limit::name::EntityId;
+use tidegate_core::limit::policy::{Expect, Policy, Scope};
 use tidegate_core::limit::rule::Limit;
-use tidegate_store::{Buckets as _, Draw, DynamoDb, LeaseStatus, Lookup, ManualWall, StoreError};
+use tidegate_core::limit::usage::Window;
+use tidegate_core::time::Stamp;
+use tidegate_store::lifecycle::Lifecycle as _;
+use tidegate_store::{
+    AuditQuery, Buckets as _, Draw, DynamoDb, Entities as _, LeaseStatus, Ledger as _, Listing, Lookup,
+    ManualWall, Paging, Policies as _, PolicyChange, Prune, Retention, Store as _, StoreError,
+};
 
 use super::ENGINE;
 use crate::kit::common;
@@ -10,6 +22,7 @@ use crate::kit::common::{
     adjust_of, draw_of, eventually, granted, is_granted, levels, own, settle_of, subject,
 };
 use crate::kit::dynamodb::{START, open_new, unswept};
+use crate::kit::dynamodb_items::RawTable;
 use crate::kit::dynamodb_proxy::Proxy;
 use crate::kit::engine::skip_without;
 
@@ -35,7 +48,7 @@ async fn acquire_of_a_cached_item_is_one_request() {
         // In every other round the bucket has refilled completely: a full bucket is set, a partly full one is
         // updated by addition.
         if round % 2 == 0 {
-            clock.advance(std::time::Duration::from_secs(2));
+            clock.advance(Duration::from_secs(2));
         }
         let drawn = draw();
         granted(store.draw(&drawn).await);
@@ -109,6 +122,57 @@ async fn chosen_lease_is_read_and_drawn_with_a_check() {
     }
 }
 
+/// The policy lacked `DescribeTimeToLive`: a program with it could not open the table that the template makes.
+#[tokio::test]
+async fn template_allows_all_requests_of_a_store() {
+    skip_without!(ENGINE);
+    let (proxy, clock, table) = (Proxy::new(ENGINE).await, ManualWall::new(START), unswept(ENGINE));
+    // A table as the template makes it is empty.
+    RawTable::on(ENGINE, &open_new(table.clone()).await).clear().await;
+    let day = Duration::from_secs(86_400);
+    let kept = Retention { hours: Some(day), audit: Some(day), ..Retention::default() };
+    let table = table.endpoint(proxy.url()).clock(clock.clone()).retention(kept);
+    let store = table.clone().open().await.unwrap();
+    let scope = Scope::System;
+    let policy = Some(Policy::new([common::slow(9)]).unwrap());
+    let change = PolicyChange { scope: scope.clone(), expect: Expect::Any, policy };
+    store.apply(&[change], "tests").await.unwrap();
+    store.read(&[scope]).await.unwrap();
+    store.list(&Listing::All, &Paging::default()).await.unwrap();
+    let id = EntityId::new("acme").unwrap();
+    store.put(&Entity::new(id.clone()), Expect::Absent, "tests").await.unwrap();
+    store.lineage(&id).await.unwrap();
+    store.entities(&Paging::default()).await.unwrap();
+    store.remove(&id, Expect::Any, "tests").await.unwrap();
+    let levels = levels(&[("child", &[common::slow(100)]), ("parent", &[common::slow(100)])]);
+    let draws: [Draw; 4] = std::array::from_fn(|_| draw_of(&levels, 2));
+    for draw in &draws {
+        granted(store.draw(draw).await);
+    }
+    store.adjust(&adjust_of(&draws[0], 1, 1)).await.unwrap();
+    store.settle(&settle_of(&draws[1], 1)).await.unwrap();
+    store.cancel(&common::cancel_of(&draws[2])).await.unwrap();
+    let chosen = Draw { lease: LeaseId::chosen(common::next_lease().number()), ..draw_of(&levels, 1) };
+    granted(store.spend(&chosen).await);
+    store.lease(common::next_lease()).await.unwrap_err();
+    store.balances(&Lookup::Subjects([subject("child")].into())).await.unwrap();
+    store.buckets(&subject("child").resource, &Paging::default()).await.unwrap();
+    assert_eq!(common::used(&store, "child").await, 2);
+    clock.advance(4 * day);
+    store.sweep(100).await.unwrap();
+    let always = AuditQuery { filed: None, range: Stamp::ZERO..Stamp::MAX };
+    store.audit(&always, &Paging::default()).await.unwrap();
+    store.prune(&Prune::Usage { window: Window::Day, before: Stamp::MAX }, 100).await.unwrap();
+    table.clone().lifecycle().unwrap().check().await.unwrap();
+    let template = table.lifecycle().unwrap().template().unwrap();
+    let allowed: BTreeSet<String> = template
+        .lines()
+        .filter_map(|line| Some(line.trim().strip_prefix("- dynamodb:")?.to_owned()))
+        .collect();
+    let sent = proxy.actions();
+    assert!(sent.is_subset(&allowed), "{sent:?} with only {allowed:?}");
+}
+
 #[tokio::test]
 async fn balances_are_one_read() {
     skip_without!(ENGINE);
@@ -120,7 +184,7 @@ async fn balances_are_one_read() {
     let lookup = Lookup::Subjects(["a", "b", "c", "unused"].map(subject).into());
     assert_eq!(store.balances(&lookup).await.unwrap().buckets.len(), 3);
     assert_eq!(proxy.take_requests(), ["BatchGetItem"]);
-    let entities = ["a", "b"].map(|name| tidegate_core::limit::name::EntityId::new(name).unwrap());
+    let entities = ["a", "b"].map(|name| EntityId::new(name).unwrap());
     store.balances(&Lookup::Entities(entities.into())).await.unwrap();
     assert_eq!(proxy.take_requests(), ["Query", "Query"]);
 }
@@ -156,7 +220,7 @@ async fn repeated_refusals_read_once_a_second() {
     assert!(requests.len() <= seconds, "{} in {seconds} s", requests.len());
     assert!(store.rejections() >= 2_000 - seconds as u64);
     // The refusal is cached no longer than its retry time.
-    clock.advance(std::time::Duration::from_secs(1));
+    clock.advance(Duration::from_secs(1));
     granted(store.draw(&draw_of(&levels, 1)).await);
 }
 
@@ -206,7 +270,7 @@ async fn newer_rule_ends_cached_refusals() {
 async fn refusals_are_not_cached_without_rejections() {
     skip_without!(ENGINE);
     let proxy = Proxy::new(ENGINE).await;
-    let store = open_new(unswept(ENGINE).endpoint(proxy.url()).rejections(std::time::Duration::ZERO)).await;
+    let store = open_new(unswept(ENGINE).endpoint(proxy.url()).rejections(Duration::ZERO)).await;
     let levels = own("acme", 3);
     drain(&store, &levels).await;
     proxy.take_requests();

@@ -69,6 +69,15 @@ impl RawTable {
         found.into_iter().filter(has_prefix).collect()
     }
 
+    /// Deletes all items.
+    pub(crate) async fn clear(&self) {
+        for item in self.items("").await {
+            let key = ["PK", "SK"].map(|name| (name.to_owned(), item[name].clone()));
+            let call = self.client.delete_item().table_name(&self.table).set_key(Some(key.into()));
+            call.send().await.expect("the item is deleted");
+        }
+    }
+
     /// Writes an item and replaces an existing one.
     pub(crate) async fn put(&self, item: HashMap<String, AttributeValue>) {
         let call = self.client.put_item().table_name(&self.table).set_item(Some(item));

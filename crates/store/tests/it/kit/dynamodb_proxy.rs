@@ -1,5 +1,6 @@
 //! A proxy to the engine that can throttle requests, lose responses, and delay both.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -41,6 +42,8 @@ struct State {
     plan: Plan,
     /// Operations received, in order.
     requests: Vec<String>,
+    /// The actions that IAM checks for all requests so far: for a transaction those of its parts.
+    actions: BTreeSet<String>,
 }
 
 impl Proxy {
@@ -49,7 +52,8 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
         let address = listener.local_addr().expect("it is bound");
         let target = engine::address(variable).trim_start_matches("http://").to_owned();
-        let state = State { target, plan: Box::new(|_| Fault::None), requests: Vec::new() };
+        let state =
+            State { target, plan: Box::new(|_| Fault::None), requests: Vec::new(), actions: BTreeSet::new() };
         let state = Arc::new(Mutex::new(state));
         let serving = Arc::clone(&state);
         tokio::spawn(async move {
@@ -69,10 +73,27 @@ impl Proxy {
         self.state.lock().expect("no test panics while holding it").plan = Box::new(plan);
     }
 
+    /// The actions that a policy has to allow for all requests received.
+    pub(crate) fn actions(&self) -> BTreeSet<String> {
+        self.state.lock().expect("no test panics while holding it").actions.clone()
+    }
+
     /// Takes the operations received since the last call.
     pub(crate) fn take_requests(&self) -> Vec<String> {
         std::mem::take(&mut self.state.lock().expect("no test panics while holding it").requests)
     }
+}
+
+/// What IAM checks for a request.
+fn actions_of(operation: &str, body: &[u8]) -> Vec<String> {
+    let parts = match operation {
+        "TransactWriteItems" => ["ConditionCheck", "Delete", "Put", "Update"].as_slice(),
+        "TransactGetItems" => &["Get"],
+        _ => return vec![operation.to_owned()],
+    };
+    let body = String::from_utf8_lossy(body);
+    let has = |part: &&&str| body.contains(&format!("\"{part}\":{{"));
+    parts.iter().filter(has).map(|part| format!("{part}Item")).collect()
 }
 
 async fn serve(state: Arc<Mutex<State>>, mut client: TcpStream) {
@@ -85,6 +106,7 @@ async fn serve(state: Arc<Mutex<State>>, mut client: TcpStream) {
         let (fault, target) = {
             let mut state = state.lock().expect("no test panics while holding it");
             state.requests.push(operation.to_owned());
+            state.actions.extend(actions_of(operation, &body));
             ((state.plan)(operation), state.target.clone())
         };
         if let Fault::Refused(code) = fault {

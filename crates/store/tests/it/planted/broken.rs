@@ -47,6 +47,12 @@ pub(crate) enum Defect {
     SettlesTwice,
     /// An adjustment returns more than is held.
     ReturnsTooMuch,
+    /// A settle or an adjustment may leave any debt.
+    IgnoresDebtBound,
+    /// A cancel returns the held units, including those that the bucket never took.
+    ReturnsShortfall,
+    /// Each subject has pools of its own.
+    SplitsPools,
     /// Leases expire at once.
     ExpiresEarly,
     /// Leases never expire.
@@ -179,6 +185,16 @@ impl BrokenStore {
         }
         let is_known = self.see(step.lease);
         match self.defect {
+            Defect::ReturnsShortfall => {
+                let found = self.engine.find_lease(step.lease).await?;
+                let mut answer = self.engine.apply_step(step).await?;
+                if let (LeaseStatus::Open(open), StepResult::Granted(moved)) = (found, &mut answer) {
+                    for reading in &mut moved.readings {
+                        reading.moved = -open.record.held()[reading.name].unwrap_or(0).cast_signed();
+                    }
+                }
+                Ok(answer)
+            }
             Defect::KeepsCancelled => {
                 let held = vec![None; step.levels.names().len()].into();
                 self.engine.apply_step(Step { change: Change::End(Some(&held)), ..step }).await
@@ -192,6 +208,12 @@ impl BrokenStore {
     }
 
     async fn apply_or_break(&self, step: Step<'_>) -> Result<StepResult, StoreError> {
+        let levels = match self.defect {
+            Defect::IgnoresDebtBound => Arc::new(Levels::clone(step.levels).with_debt_max(|_, _| None)),
+            Defect::SplitsPools => without_pools(step.levels),
+            _ => Arc::clone(step.levels),
+        };
+        let step = Step { levels: &levels, ..step };
         match step.change {
             Change::Take(units, taking) => self.take(step, units, taking).await,
             Change::End(actual) => self.end(step, actual).await,
@@ -293,6 +315,24 @@ fn own_level(levels: &Levels, units: &Units) -> (Arc<Levels>, Units) {
     let levels = rebuilt(levels, levels.version(), 1);
     let units = units[..levels.names().len()].into();
     (levels, units)
+}
+
+/// A bucket for this subject alone in place of each pool.
+fn without_pools(levels: &Levels) -> Arc<Levels> {
+    let own = levels.subject();
+    let level = |level: &Level| {
+        let subject = level.subject.across().map_or_else(
+            || level.subject.clone(),
+            |across| {
+                let entity = format!("{}-{}-{}", own.entity, own.resource, level.subject.entity);
+                Subject::new(&entity, across.as_str()).expect("a valid name")
+            },
+        );
+        Level { subject, limits: level.limits.clone() }
+    };
+    let (split, names) = (levels.levels().iter().map(level).collect(), levels.names().to_vec());
+    let restored = Levels::restored(levels.version(), names, split, levels.on_expiry().0);
+    Arc::new(restored.expect("the levels of a draw"))
 }
 
 fn at_version(levels: &Levels, version: u64) -> Arc<Levels> {

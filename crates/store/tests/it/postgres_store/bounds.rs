@@ -131,6 +131,22 @@ async fn stuck_draw_connection_fails_calls_and_recovers() {
     assert_eq!(balance(&store, "globex").await, Some((80, 20)));
 }
 
+/// A batch whose limits were evicted was retried without a bound.
+#[tokio::test]
+async fn eviction_of_each_retry_fails_the_draw() {
+    skip_without!(POSTGRES);
+    let schema = unique("t");
+    let store = open(options_at(url()).schema(&schema).connections(4)).await;
+    // As if each new limit was evicted before it is read.
+    let evict = format!(
+        "CREATE FUNCTION {schema}.evict() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+         CREATE TRIGGER evict BEFORE INSERT ON {schema}.meters FOR EACH ROW EXECUTE FUNCTION {schema}.evict()"
+    );
+    outside(&url()).await.batch_execute(&evict).await.unwrap();
+    let error = store.draw(&draw_of(&own("acme", 5), 1)).await.unwrap_err();
+    assert!(error.is_transient() && error.to_string().contains("after 5 conflicts"), "{error}");
+}
+
 #[test]
 fn store_whose_runtime_has_ended_reports_it() {
     skip_without!(POSTGRES);

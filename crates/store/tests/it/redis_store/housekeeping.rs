@@ -138,6 +138,31 @@ async fn old_lines_are_deleted_in_small_batches() {
     assert_eq!(lines(&store, Window::Month).await.len(), 130);
 }
 
+/// A sweep used to delete 500 lines, whatever was added: more than 100 new lines per second grew without bound.
+#[tokio::test]
+async fn sweep_deletes_all_lines_that_are_old() {
+    skip_without!(REDIS);
+    let (namespace, url) = (unique("lines"), address(REDIS));
+    let kept = Retention { minutes: Some(HOUR), ..Retention::default() };
+    let options = options_at(&url).namespace(&namespace).swept_every(Duration::from_secs(86_400));
+    let store = options.retention(kept).open().await.unwrap();
+    spend(&store, "acme", 1).await;
+    let mut connection = connect(&url).await;
+    let [usage] = &keys(&mut connection, &namespace, "u:").await[..] else { panic!("one subject") };
+    let fields: Vec<(String, Vec<u8>)> =
+        redis::cmd("HGETALL").arg(usage).query_async(&mut connection).await.unwrap();
+    let [(minute, line)] = &fields[..] else { panic!("one minute") };
+    let start: u64 = minute.trim_start_matches('n').parse().unwrap();
+    for ago in 120..2_120 {
+        let field = format!("n{}", start - 60 * ago);
+        redis::cmd("HSET").arg(usage).arg(field).arg(line).exec_async(&mut connection).await.unwrap();
+    }
+    assert_eq!(lines(&store, Window::Minute).await.len(), 2_001);
+    store.sweep(1).await.unwrap();
+    assert_eq!(lines(&store, Window::Minute).await, [1]);
+    assert_eq!(lines(&store, Window::Hour).await.iter().sum::<u64>(), 2_001, "other windows keep them");
+}
+
 /// A sweep used to check 50 names, whatever was added: with more new subjects the index grew without bound.
 #[tokio::test]
 async fn sweep_checks_more_names_than_were_added() {

@@ -8,7 +8,9 @@ use tidegate_core::limit::entity::Entity;
 use tidegate_core::limit::name::EntityId;
 use tidegate_core::limit::policy::{Expect, OnExpiry};
 use tidegate_core::limit::rule::Limit;
-use tidegate_store::{Buckets, DrawResult, Entities, Lookup, ManualWall, Paging, Store, StoreError, Terms};
+use tidegate_store::{
+    Buckets, DrawResult, EngineTime, Entities, Lookup, ManualWall, Paging, Store, StoreError, Terms,
+};
 
 use super::dropped_calls::{Gate, poll_once};
 use crate::kit::common::{
@@ -43,6 +45,27 @@ async fn full_queue_refuses_and_drains() {
     let next = draw_of(&own("acme", 10), 1);
     eventually("the queue has space", async || is_granted(&store.draw(&next).await)).await;
     assert_eq!(balance(&store, "acme").await, Some((8, 2)));
+}
+
+/// The wait for one of the two readers counted as the engine's time: many reads made the store unavailable.
+#[tokio::test]
+async fn wait_for_a_reader_is_not_the_engines_time() {
+    let (place, gate) = (TempFile::new(), Gate::default());
+    let store = tidegate_store::SqliteOptions::file(&place.path).clock(gate.clone()).open().await.unwrap();
+    let lookup = Lookup::Subjects(Vec::new());
+    gate.close();
+    let times: [EngineTime; 3] = std::array::from_fn(|_| EngineTime::default());
+    let reads: Vec<_> = times.iter().map(|time| Box::pin(time.follow(store.balances(&lookup)))).collect();
+    let reads = join_all(reads);
+    let opened = eventually("both readers are busy, and a call waits", async || {
+        times.iter().filter(|time| time.queued_for().is_some()).count() == 1
+    });
+    let (answers, ()) = tokio::join!(reads, async {
+        opened.await;
+        gate.open();
+    });
+    assert!(answers.iter().all(Result::is_ok));
+    assert!(times.iter().all(|time| time.was_queued() && time.elapsed().is_some()));
 }
 
 #[tokio::test]
