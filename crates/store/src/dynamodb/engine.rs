@@ -23,7 +23,7 @@ use crate::error::StoreError;
 use crate::ledger::{Prune, UsageQuery};
 use crate::record::{self, RecordWrite, Records, Scan};
 use crate::reply::Reply;
-use crate::shared_engine::{LeaseState, check_levels, fits};
+use crate::shared_engine::LeaseState;
 use crate::store::{Capabilities, ClockSource, SweepReport};
 
 /// Buckets per read, in the search for a lease that another process drew.
@@ -158,31 +158,18 @@ impl Engine for DynamoDb {
 
 impl DynamoDb {
     async fn apply_one(&self, step: engine::Step<'_>) -> Result<StepResult, StoreError> {
-        let engine::Step { levels, change, .. } = step;
-        let group = match change {
-            Change::Take(units, taking) => {
-                check_levels(levels)?;
-                fits(levels, units.len())?;
-                if taking != TakeMode::Extend {
-                    self.sweep_if_due();
-                }
-                Some(Group::Takers)
-            }
-            Change::Set(units) => {
-                check_levels(levels)?;
-                fits(levels, units.len())?;
-                Some(Group::Returners)
-            }
-            Change::Shift(_) | Change::End(None) => Some(Group::Returners),
+        if matches!(step.change, Change::Take(_, TakeMode::Open(_) | TakeMode::Spend)) {
+            self.sweep_if_due();
+        }
+        let group = match step.change {
+            Change::Take(..) => Some(Group::Takers),
             Change::Renew(_) => None,
-            Change::End(Some(actual)) => {
-                fits(levels, actual.len())?;
-                // A settle at what the lease holds returns nothing.
-                actual.iter().any(Option::is_some).then_some(Group::Returners)
-            }
+            // A settle at what the lease holds returns nothing.
+            Change::End(Some(actual)) if actual.iter().all(Option::is_none) => None,
+            Change::Shift(_) | Change::End(_) | Change::Set(_) => Some(Group::Returners),
         };
         let _guard = match group {
-            Some(group) => Some(self.inner.group_lock.enter(levels, group).await),
+            Some(group) => Some(self.inner.group_lock.enter(step.levels, group).await),
             None => None,
         };
         self.step(&Step { of: step, is_expiry: false }).await
