@@ -12,9 +12,10 @@ use super::DynamoDb;
 use super::bucket_view::{BucketView, number_of};
 use super::client::Range;
 use super::group_lock::Group;
-use super::keys::{DUE_PARTS, GSI1, GSI2, Item, Key};
+use super::keys::{DUE_PARTS, GSI2, Item, Key};
 use super::lease_item::{LegacyLease, tombstone_in};
 use super::lease_marks::{end_name, open_name};
+use super::ledger::BUCKET_BATCH;
 use super::step::Step;
 use crate::buckets::{Bucket, BucketSnapshot, LeaseStatus, Lookup};
 use crate::cursor::UsagePlace;
@@ -26,8 +27,6 @@ use crate::reply::Reply;
 use crate::shared_engine::LeaseState;
 use crate::store::{Capabilities, ClockSource, SweepReport};
 
-/// Buckets per read, in the search for a lease that another process drew.
-const SEARCH_PAGE_SIZE: usize = 100;
 /// How long an index usually lags behind the table at most.
 const INDEX_LAG_MAX: Duration = Duration::from_secs(10);
 /// The delays before the search is repeated for a younger lease.
@@ -263,10 +262,7 @@ impl DynamoDb {
     async fn search(&self, lease: LeaseId, now: Stamp) -> Result<LeaseState, StoreError> {
         let (open, end) = (open_name(lease), end_name(lease));
         for part in 0..DUE_PARTS {
-            let range = Range::new(Some(GSI1), self.inner.keys.due(part), String::new());
-            let found = self.inner.client.range(&range, usize::MAX).await?;
-            let keys: Vec<Key> = found.iter().filter_map(Key::of).collect();
-            for keys in keys.chunks(SEARCH_PAGE_SIZE) {
+            for keys in self.due_buckets(part, None).await?.chunks(BUCKET_BATCH) {
                 for (key, item) in self.inner.client.get_all(keys).await? {
                     let is_marked = item.contains_key(&open) || item.contains_key(&end);
                     let Some(subject) = self.inner.keys.subject(&key).filter(|_| is_marked) else { continue };
