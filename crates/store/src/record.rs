@@ -244,9 +244,14 @@ pub(crate) fn filed_link(filed: &AuditKey) -> Of {
 
 /// The hash of a token's secret as 64 hexadecimal digits.
 pub(crate) fn hash_text(hash: &TokenHash) -> String {
+    hex(hash.as_bytes())
+}
+
+/// Bytes as hexadecimal digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write as _;
-    let mut text = String::with_capacity(64);
-    for byte in hash.as_bytes() {
+    let mut text = String::with_capacity(2 * bytes.len());
+    for byte in bytes {
         let _ = write!(text, "{byte:02x}");
     }
     text

@@ -5,37 +5,29 @@
 //! the read are computed; a return by this process and a newer rule end the moment. Returns by other
 //! processes are noticed after it.
 
-use std::fmt::Write as _;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use foldhash::{HashMap, HashSet};
-use sha2::{Digest as _, Sha256};
-use tidegate_core::limit::cascade::Levels;
 use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::name::Subject;
 use tokio::time::Instant;
 
 use super::bucket_view::BucketView;
-use crate::codec::levels_to_text;
 use crate::sync::lock;
 
 /// The capacity for buckets; the cache is cleared beyond it.
 const VIEWS_MAX: usize = 1 << 16;
 /// The capacity for leases.
 const LEASES_MAX: usize = 1 << 18;
-/// The capacity for texts of levels.
-const TEXTS_MAX: usize = 1 << 10;
 
-/// Cached items, homes of leases and texts.
+/// Cached items and homes of leases.
 #[derive(Debug, Default)]
 pub(super) struct Cache {
     views: Mutex<HashMap<Subject, CachedView>>,
     homes: Mutex<HashMap<LeaseId, Subject>>,
     /// Buckets whose marks are being counted in the background.
     counting: Mutex<HashSet<Subject>>,
-    /// By the address of the levels, which stays valid because the entry holds them.
-    texts: Mutex<HashMap<usize, (Arc<Levels>, LevelsText)>>,
 }
 
 #[derive(Debug)]
@@ -45,26 +37,6 @@ struct CachedView {
     read_at: Option<Instant>,
     /// When this process last returned units to it.
     returned_at: Option<Instant>,
-}
-
-/// Levels as stored text, and their name in items.
-#[derive(Debug, Clone)]
-pub(super) struct LevelsText {
-    pub(super) name: Arc<str>,
-    pub(super) text: Arc<str>,
-}
-
-impl LevelsText {
-    pub(super) fn of(levels: &Levels) -> Self {
-        let text = levels_to_text(levels);
-        let digest = Sha256::digest(text.as_bytes());
-        let name = digest[..10].iter().fold(String::new(), |mut name, byte| {
-            // Writing to a string cannot fail.
-            let _ = write!(name, "{byte:02x}");
-            name
-        });
-        Self { name: name.into(), text: text.into() }
-    }
 }
 
 impl Cache {
@@ -145,20 +117,6 @@ impl Cache {
             homes.clear();
         }
         homes.insert(lease, home.clone());
-    }
-
-    pub(super) fn text(&self, levels: &Arc<Levels>) -> LevelsText {
-        let address = Arc::as_ptr(levels).addr();
-        if let Some((_, text)) = lock(&self.texts).get(&address) {
-            return text.clone();
-        }
-        let text = LevelsText::of(levels);
-        let mut texts = lock(&self.texts);
-        if texts.len() >= TEXTS_MAX {
-            texts.clear();
-        }
-        texts.insert(address, (Arc::clone(levels), text.clone()));
-        text
     }
 }
 

@@ -213,7 +213,7 @@ impl TableClient {
     pub(super) async fn commit(&self, token: Option<&str>, actions: &[Action]) -> Result<bool, StoreError> {
         let mut retries = self.retries();
         loop {
-            match self.transact_as(token, actions).await {
+            match self.transact(token, actions).await {
                 Ok(()) => return Ok(true),
                 Err(RequestError::Condition(_)) => return Ok(false),
                 Err(error) => retries.wait_or_fail(error).await?,
@@ -221,18 +221,8 @@ impl TableClient {
         }
     }
 
-    /// Sends these actions in a transaction.
-    pub(super) async fn transact(&self, actions: &[Action]) -> Result<(), RequestError> {
-        self.transact_as(None, actions).await
-    }
-
-    /// Like [`transact`](Self::transact), with an idempotency token: a retry with the same token is applied
-    /// once.
-    pub(super) async fn transact_as(
-        &self,
-        token: Option<&str>,
-        actions: &[Action],
-    ) -> Result<(), RequestError> {
+    /// Sends these actions in a transaction. A retry with the same token is applied once.
+    pub(super) async fn transact(&self, token: Option<&str>, actions: &[Action]) -> Result<(), RequestError> {
         let built: Result<Vec<_>, _> = actions.iter().map(|action| self.action(action)).collect();
         let built = built.map_err(|error| RequestError::Permanent(invalid(error)))?;
         let call = self.sdk.transact_write_items().set_transact_items(Some(built));

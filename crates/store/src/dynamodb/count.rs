@@ -80,7 +80,7 @@ impl DynamoDb {
                 return Ok(());
             }
             let (actions, counted) = self.count_actions(subject, &seen, kept, self.now());
-            match self.inner.client.transact(&actions).await {
+            match self.inner.client.transact(None, &actions).await {
                 Ok(()) => self.update_view_after_count(subject, &seen, &counted),
                 Err(RequestError::Condition(_)) => {}
                 Err(error) => retries.wait_or_fail(error).await?,

@@ -12,9 +12,10 @@ use super::DynamoDb;
 use super::bucket_view::{BucketView, number_of};
 use super::client::Range;
 use super::group_lock::Group;
-use super::keys::{DUE_PARTS, GSI1, GSI2, Item, Key};
+use super::keys::{DUE_PARTS, GSI2, Item, Key};
 use super::lease_item::{LegacyLease, tombstone_in};
 use super::lease_marks::{end_name, open_name};
+use super::ledger::BUCKET_BATCH;
 use super::step::Step;
 use crate::buckets::{Bucket, BucketSnapshot, LeaseStatus, Lookup};
 use crate::cursor::UsagePlace;
@@ -23,11 +24,9 @@ use crate::error::StoreError;
 use crate::ledger::{Prune, UsageQuery};
 use crate::record::{self, RecordWrite, Records, Scan};
 use crate::reply::Reply;
-use crate::shared_engine::{LeaseState, check_levels, fits};
+use crate::shared_engine::LeaseState;
 use crate::store::{Capabilities, ClockSource, SweepReport};
 
-/// Buckets per read, in the search for a lease that another process drew.
-const SEARCH_PAGE_SIZE: usize = 100;
 /// How long an index usually lags behind the table at most.
 const INDEX_LAG_MAX: Duration = Duration::from_secs(10);
 /// The delays before the search is repeated for a younger lease.
@@ -158,31 +157,18 @@ impl Engine for DynamoDb {
 
 impl DynamoDb {
     async fn apply_one(&self, step: engine::Step<'_>) -> Result<StepResult, StoreError> {
-        let engine::Step { levels, change, .. } = step;
-        let group = match change {
-            Change::Take(units, taking) => {
-                check_levels(levels)?;
-                fits(levels, units.len())?;
-                if taking != TakeMode::Extend {
-                    self.sweep_if_due();
-                }
-                Some(Group::Takers)
-            }
-            Change::Set(units) => {
-                check_levels(levels)?;
-                fits(levels, units.len())?;
-                Some(Group::Returners)
-            }
-            Change::Shift(_) | Change::End(None) => Some(Group::Returners),
+        if matches!(step.change, Change::Take(_, TakeMode::Open(_) | TakeMode::Spend)) {
+            self.sweep_if_due();
+        }
+        let group = match step.change {
+            Change::Take(..) => Some(Group::Takers),
             Change::Renew(_) => None,
-            Change::End(Some(actual)) => {
-                fits(levels, actual.len())?;
-                // A settle at what the lease holds returns nothing.
-                actual.iter().any(Option::is_some).then_some(Group::Returners)
-            }
+            // A settle at what the lease holds returns nothing.
+            Change::End(Some(actual)) if actual.iter().all(Option::is_none) => None,
+            Change::Shift(_) | Change::End(_) | Change::Set(_) => Some(Group::Returners),
         };
         let _guard = match group {
-            Some(group) => Some(self.inner.group_lock.enter(levels, group).await?),
+            Some(group) => Some(self.inner.group_lock.enter(step.levels, group).await?),
             None => None,
         };
         self.step(&Step { of: step, is_expiry: false }).await
@@ -276,10 +262,7 @@ impl DynamoDb {
     async fn search(&self, lease: LeaseId, now: Stamp) -> Result<LeaseState, StoreError> {
         let (open, end) = (open_name(lease), end_name(lease));
         for part in 0..DUE_PARTS {
-            let range = Range::new(Some(GSI1), self.inner.keys.due(part), String::new());
-            let found = self.inner.client.range(&range, usize::MAX).await?;
-            let keys: Vec<Key> = found.iter().filter_map(Key::of).collect();
-            for keys in keys.chunks(SEARCH_PAGE_SIZE) {
+            for keys in self.due_buckets(part, None).await?.chunks(BUCKET_BATCH) {
                 for (key, item) in self.inner.client.get_all(keys).await? {
                     let is_marked = item.contains_key(&open) || item.contains_key(&end);
                     let Some(subject) = self.inner.keys.subject(&key).filter(|_| is_marked) else { continue };

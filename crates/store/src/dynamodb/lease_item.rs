@@ -17,7 +17,7 @@ use super::client::Action;
 use super::errors::RequestError;
 use super::expression::UpdateExpression;
 use super::keys::{Item, TTL};
-use super::lease_marks::{EndMark, OpenMark, end_name, open_name};
+use super::lease_marks::{EndMark, OpenMark, end_name, levels_text, open_name};
 use super::snapshot::write_of;
 use crate::codec;
 use crate::error::StoreError;
@@ -68,7 +68,7 @@ impl DynamoDb {
     /// so.
     pub(super) async fn migrate_lease(&self, lease: LeaseId, old: &LegacyLease) -> Result<(), StoreError> {
         let LegacyLease { text: old_text, mark, levels } = old;
-        let (home, names) = (&levels.levels()[0], self.inner.cache.text(levels));
+        let (home, (name, levels_text)) = (&levels.levels()[0], levels_text(levels));
         let (open, deadline) = (open_name(lease), mark.record.deadline());
         let mut retries = self.inner.client.retries();
         loop {
@@ -83,15 +83,15 @@ impl DynamoDb {
             bucket_update::begin_update(&mut write, &seen, &self.inner.epochs.next());
             write.only_without(&open);
             write.only_without(&end_name(lease));
-            let mark = OpenMark { level: 0, record: mark.record.clone(), levels: names.name.to_string() };
+            let mark = OpenMark { level: 0, record: mark.record.clone(), levels: name.clone() };
             write.set(&open, mark.to_string());
-            write.set(&format!("l:{}", names.name), &*names.text);
+            write.set(&format!("l:{name}"), levels_text.as_str());
             write.add(OPENS, 1_u64);
             bucket_update::set_due_by(&mut write, &seen, deadline, (&self.inner.keys, &home.subject));
             if !seen.exists() || seen.ttl.is_some() {
                 bucket_update::extend_lifetime(&mut write, &seen, home, (self.now(), deadline));
             }
-            match self.inner.client.transact(&[Action::Delete(moved), Action::Update(write)]).await {
+            match self.inner.client.transact(None, &[Action::Delete(moved), Action::Update(write)]).await {
                 Ok(()) => return Ok(()),
                 // Another process has moved it, or a step of an older version has changed it.
                 Err(RequestError::Condition(_)) => {

@@ -6,14 +6,18 @@
 
 use std::fmt;
 use std::str::FromStr;
-use tidegate_core::excerpt::excerpt;
 
+use sha2::{Digest as _, Sha256};
+use tidegate_core::excerpt::excerpt;
+use tidegate_core::limit::cascade::Levels;
 use tidegate_core::limit::lease::{EndRecord, LeaseId, Record};
 use tidegate_core::limit::name::{LimitName, Subject};
 use tidegate_core::limit::policy::OnExpiry;
 use tidegate_core::time::Stamp;
 
+use crate::codec::levels_to_text;
 use crate::error::StoreError;
+use crate::record::hex;
 use crate::tables::{column, ending, ending_number, holding_from_text, holding_to_text, on_expiry, stamp};
 
 /// Separates the levels of an ended lease; no name contains it.
@@ -48,6 +52,14 @@ pub(super) struct EndMark {
     pub(super) used: Used,
     /// Units used at the other levels.
     pub(super) others: Vec<(Subject, Used)>,
+}
+
+/// The name of levels in items, and their text.
+pub(super) fn levels_text(levels: &Levels) -> (String, String) {
+    let text = levels_to_text(levels);
+    let mut name = hex(&Sha256::digest(text.as_bytes()));
+    name.truncate(20);
+    (name, text)
 }
 
 /// The name of the attribute of an open lease.

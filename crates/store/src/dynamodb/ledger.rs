@@ -20,7 +20,7 @@ use crate::ledger::{UsageOf, UsageQuery};
 /// Items of an index per read.
 const READ_BATCH: usize = 1_000;
 /// Buckets per read.
-const BUCKET_BATCH: usize = 100;
+pub(super) const BUCKET_BATCH: usize = 100;
 /// The delays before an incomplete index is read again.
 const INDEX_RETRY_DELAYS: [Duration; 3] =
     [Duration::from_millis(20), Duration::from_millis(100), Duration::from_millis(400)];
@@ -70,14 +70,7 @@ impl DynamoDb {
         for part in 0..DUE_PARTS {
             // An item is due when its ended leases are no longer remembered, or earlier. Clocks may differ.
             let up_to = padded((self.now() + 2 * REMEMBERED).as_micros());
-            let range = Range::new(Some(GSI1), self.inner.keys.due(part), String::new()).up_to(up_to);
-            let found = self.inner.client.range(&range, usize::MAX).await?;
-            let buckets: Vec<Key> = found
-                .iter()
-                .filter_map(Key::of)
-                .filter(|key| self.inner.keys.subject(key).is_some())
-                .collect();
-            for keys in buckets.chunks(BUCKET_BATCH) {
+            for keys in self.due_buckets(part, Some(up_to)).await?.chunks(BUCKET_BATCH) {
                 for (key, item) in self.inner.client.get_all(keys).await? {
                     let Some(subject) = self.inner.keys.subject(&key) else { continue };
                     let view = match BucketView::read(Some(&item)) {
@@ -96,6 +89,14 @@ impl DynamoDb {
             }
         }
         Ok(())
+    }
+
+    /// The keys of the buckets with marks in a part of the index of due items, up to a time.
+    pub(super) async fn due_buckets(&self, part: u64, up_to: Option<String>) -> Result<Vec<Key>, StoreError> {
+        let range = Range { up_to, ..Range::new(Some(GSI1), self.inner.keys.due(part), String::new()) };
+        let found = self.inner.client.range(&range, usize::MAX).await?;
+        let is_bucket = |key: &Key| self.inner.keys.subject(key).is_some();
+        Ok(found.iter().filter_map(Key::of).filter(is_bucket).collect())
     }
 
     async fn usage_of_entity(&self, entity: &EntityId, query: &UsageQuery) -> Result<Vec<Usage>, StoreError> {

@@ -75,13 +75,10 @@ impl Lifecycle for DynamoDbLifecycle {
         Reply::later(async move {
             let client = self.client().await?;
             if table::inspect(&client).await?.is_some()
-                && let Some(older) = self.version(&client).await?.filter(|version| *version < SCHEMA)
+                && let Some(older) =
+                    schema_of(&client, &self.namespace).await?.filter(|version| *version < SCHEMA)
             {
-                return Err(other_version(
-                    &format!("{} at `{}`", self.part(), client.context.place),
-                    older,
-                    SCHEMA,
-                ));
+                return Err(wrong_version(&client, &self.namespace, older));
             }
             let (is_new_table, added) = create_or_complete(&client, &self.namespace).await?;
             let mut parts = vec![InitPart { part: self.table(), is_new: is_new_table }];
@@ -99,7 +96,7 @@ impl Lifecycle for DynamoDbLifecycle {
             let client = self.client().await?;
             let found = table::inspect(&client).await?;
             let schema = match &found {
-                Some(found) => match self.version(&client).await? {
+                Some(found) => match schema_of(&client, &self.namespace).await? {
                     None => check_ours_or_empty(&client, found, &self.namespace).await.map(|()| None)?,
                     version => version,
                 },
@@ -144,8 +141,8 @@ impl Lifecycle for DynamoDbLifecycle {
             let client = self.client().await?;
             let found = table::inspect(&client).await?;
             let Some(found) = found else { return Err(not_there(&format!("`{}`", client.context.place))) };
-            let Some(from) = self.version(&client).await? else {
-                return Err(not_there(&format!("{} at `{}`", self.part(), client.context.place)));
+            let Some(from) = schema_of(&client, &self.namespace).await? else {
+                return Err(not_there(&place_of(&client, &self.namespace)));
             };
             for part in &found.missing {
                 table::add(&client, part).await?;
@@ -214,21 +211,7 @@ impl DynamoDbLifecycle {
     }
 
     fn part(&self) -> Part {
-        Part::new("namespace", self.namespace.as_str())
-    }
-
-    /// The version of the namespace's schema; `None` if there is no namespace.
-    async fn version(&self, client: &TableClient) -> Result<Option<u64>, StoreError> {
-        let Some(item) = client.get(&Keys::new(&self.namespace).version()).await? else { return Ok(None) };
-        if !item.contains_key("schema") {
-            return Err(foreign(client));
-        }
-        let found = number_of(&item, "schema")?;
-        if found > SCHEMA {
-            let place = format!("{} at `{}`", self.part(), client.context.place);
-            return Err(other_version(&place, found, SCHEMA));
-        }
-        Ok(Some(found))
+        part_of(&self.namespace)
     }
 
     /// The namespaces of all of our tables whose names begin with the prefix.
@@ -298,6 +281,34 @@ impl DynamoDbLifecycle {
         }
         Ok(listed)
     }
+}
+
+/// The version of a namespace's schema, which is not newer than this program's; `None` if there is no namespace.
+pub(super) async fn schema_of(
+    client: &TableClient,
+    namespace: &Namespace,
+) -> Result<Option<u64>, StoreError> {
+    let Some(item) = client.get(&Keys::new(namespace).version()).await? else { return Ok(None) };
+    if !item.contains_key("schema") {
+        return Err(foreign(client));
+    }
+    match number_of(&item, "schema")? {
+        found if found > SCHEMA => Err(wrong_version(client, namespace, found)),
+        found => Ok(Some(found)),
+    }
+}
+
+/// The error for a namespace that this program cannot use as it is.
+pub(super) fn wrong_version(client: &TableClient, namespace: &Namespace, found: u64) -> StoreError {
+    other_version(&place_of(client, namespace), found, SCHEMA)
+}
+
+fn place_of(client: &TableClient, namespace: &Namespace) -> String {
+    format!("{} at `{}`", part_of(namespace), client.context.place)
+}
+
+fn part_of(namespace: &Namespace) -> Part {
+    Part::new("namespace", namespace.as_str())
 }
 
 fn whereabouts(client: &TableClient) -> StoreLocation {
@@ -376,7 +387,7 @@ pub(super) async fn create_namespace_on_open(
     create_namespace(client, &Keys::new(own), false).await.map(drop)
 }
 
-pub(super) fn foreign(client: &TableClient) -> StoreError {
+fn foreign(client: &TableClient) -> StoreError {
     let what = format!(
         "`{}` belongs to another program: it holds no namespace record of tidegate; nothing was changed",
         client.context.place

@@ -18,20 +18,19 @@ use aws_smithy_http_client::tls::{self, rustls_provider::CryptoMode};
 use aws_smithy_types::config_bag::{Storable, StoreReplace};
 use tidegate_core::time::Stamp;
 
-use super::bucket_view::number_of;
 use super::cache::Cache;
 use super::client::TableClient;
 use super::clock::CorrectedClock;
 use super::errors::ErrorContext;
 use super::group_lock::GroupLock;
 use super::keys::Keys;
-use super::lifecycle::{create_namespace_on_open, foreign};
+use super::lifecycle::{create_namespace_on_open, schema_of, wrong_version};
 use super::records::SCHEMA;
 use super::{DynamoDb, Inner};
 use crate::background::{SweepTimer, UniqueNames};
 use crate::clock::{HostWall, WallClock};
 use crate::error::StoreError;
-use crate::lifecycle::{namespace, other_version};
+use crate::lifecycle::namespace;
 use crate::retention::Retention;
 
 /// The default timeout of a call.
@@ -203,16 +202,10 @@ impl DynamoDbOptions {
             sweep_timer: SweepTimer::new(self.swept_every),
             options: self,
         };
-        let Some(found) = inner.client.get(&inner.keys.version()).await? else {
-            create_namespace_on_open(&inner.client, &namespace).await?;
-            return Ok(DynamoDb { inner: Arc::new(inner) });
-        };
-        if !found.contains_key("schema") {
-            return Err(foreign(&inner.client));
-        }
-        let schema = number_of(&found, "schema")?;
-        if schema != SCHEMA {
-            return Err(other_version(&format!("`{}`", inner.client.context.place), schema, SCHEMA));
+        match schema_of(&inner.client, &namespace).await? {
+            Some(SCHEMA) => {}
+            Some(older) => return Err(wrong_version(&inner.client, &namespace, older)),
+            None => create_namespace_on_open(&inner.client, &namespace).await?,
         }
         Ok(DynamoDb { inner: Arc::new(inner) })
     }

@@ -172,7 +172,7 @@ impl DynamoDb {
     pub(super) async fn send(&self, writes: &[Action]) -> Result<Option<Item>, RequestError> {
         match writes {
             [Action::Update(write)] => self.inner.client.update(write).await.map(Some),
-            writes => self.inner.client.transact(writes).await.map(|()| None),
+            writes => self.inner.client.transact(None, writes).await.map(|()| None),
         }
     }
 }

@@ -10,7 +10,7 @@ use super::bucket_update::{self, UpdateContext};
 use super::bucket_view::{BucketView, ENDS, HORIZON, OPENS};
 use super::client::Action;
 use super::expression::UpdateExpression;
-use super::lease_marks::{EndMark, OpenMark, end_name, open_name};
+use super::lease_marks::{EndMark, OpenMark, end_name, levels_text, open_name};
 use super::snapshot::{Snapshot, write_of};
 use super::step::{Decision, ENDED_MAX, OPEN_MAX, Step};
 use crate::shared_engine::LeaseState;
@@ -103,11 +103,11 @@ impl DynamoDb {
             let levels = if let Some(mark) = mark {
                 mark.levels.clone()
             } else {
-                let text = self.inner.cache.text(step.of.levels);
-                write.set(&format!("l:{}", text.name), &*text.text);
+                let (name, text) = levels_text(step.of.levels);
+                write.set(&format!("l:{name}"), text);
                 write.add(OPENS, 1_u64);
                 bucket_update::set_due_by(write, seen, record.deadline(), due);
-                text.name.to_string()
+                name
             };
             write.set(&open, OpenMark { level: 0, record: record.clone(), levels }.to_string());
         } else if let Some(ended) = decision.end() {

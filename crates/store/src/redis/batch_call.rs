@@ -202,10 +202,8 @@ impl<'a> BatchCall<'a> {
             known + 96 * (leases + 4),
         );
         call.arg(name).arg(what).arg(count).arg(&self.first.clock);
-        let mut key = String::new();
         for lease in &self.leases.all {
-            self.first.lease(*lease, &mut key);
-            call.arg(&key);
+            call.arg(format!("{}{lease}", self.first.leases));
         }
         for bucket in &self.drawn.all {
             call.arg(*bucket);
@@ -215,8 +213,7 @@ impl<'a> BatchCall<'a> {
             call.arg(*other);
         }
         for moment in &self.moments.all {
-            self.first.moment(*moment, &mut key);
-            call.arg(&key);
+            call.arg(format!("{}{moment:x}", self.first.moments));
         }
         call.arg(&head.0[..]);
         for text in texts() {

@@ -4,7 +4,6 @@
 //! reconnects, and others wait for that attempt. After a failure no attempt is made for a moment, so that a
 //! server that restarts is not flooded.
 
-use std::future::Future;
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -169,25 +168,16 @@ impl Connection {
     async fn try_query(&self, call: &Cmd, callers: usize) -> Result<Value, RedisError> {
         let answer = match &self.kind {
             Kind::Cluster(connection) => connection.clone().req_packed_command(call).await,
-            Kind::SingleServer(single) => {
-                let send = |mut connection: MultiplexedConnection| async move {
-                    connection.req_packed_command(call).await
-                };
-                single.call(callers, send).await
-            }
+            Kind::SingleServer(single) => single.call(call, callers).await,
         };
         answer.and_then(Value::extract_error)
     }
 }
 
 impl SingleServer {
-    async fn call<T, F: Future<Output = Result<T, RedisError>>>(
-        self: &Arc<Self>,
-        callers: usize,
-        call: impl FnOnce(MultiplexedConnection) -> F,
-    ) -> Result<T, RedisError> {
-        let (connection, number) = self.connection().await?;
-        let answer = call(connection).await;
+    async fn call(self: &Arc<Self>, call: &Cmd, callers: usize) -> Result<Value, RedisError> {
+        let (mut connection, number) = self.connection().await?;
+        let answer = connection.req_packed_command(call).await;
         let mut current = lock(&self.current);
         if current.number != number {
             return answer;

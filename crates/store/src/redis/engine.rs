@@ -1,6 +1,7 @@
 //! The engine trait on Redis: steps run in the lease script; buckets, leases and records are read by
 //! commands.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use ::redis::Cmd;
@@ -248,17 +249,14 @@ impl Redis {
     /// The existing buckets of these subjects, and the time.
     async fn read_buckets(&self, subjects: &[Subject]) -> Result<BucketSnapshot, StoreError> {
         let keyspace = &self.inner.keyspace;
-        let mut by_home: Vec<(Home, Vec<&Subject>)> = Vec::new();
+        let mut by_home: BTreeMap<Home, Vec<&Subject>> = BTreeMap::new();
         for subject in subjects {
             let home = keyspace.home_of(&self.inner.connection, &subject.entity).await?;
             let Some(home) = home else { continue };
-            match by_home.iter_mut().find(|(other, _)| *other == home) {
-                Some((_, all)) => all.push(subject),
-                None => by_home.push((home, vec![subject])),
-            }
+            by_home.entry(home).or_default().push(subject);
         }
         if by_home.is_empty() {
-            by_home.push((Keyspace::admin_home(), Vec::new()));
+            by_home.insert(Keyspace::admin_home(), Vec::new());
         }
         let (mut at, mut clock_offset, mut found) = (Stamp::ZERO, Duration::ZERO, Vec::new());
         for (home, subjects) in by_home {

@@ -12,13 +12,12 @@ use ::redis::Cmd;
 use tidegate_core::time::Stamp;
 
 use super::Redis;
-use super::index::Prefix;
+use super::index::{Prefix, subject_named};
 use super::keyspace::Keyspace;
 use super::repair::ScanPosition;
 use super::usage::is_old;
 use crate::error::StoreError;
 use crate::store::SweepReport;
-use crate::tables::subject;
 
 /// Subjects that are cleaned in one step.
 const SUBJECTS_PER_STEP: usize = 50;
@@ -113,8 +112,7 @@ impl Redis {
     /// Deletes a subject's usage past its retention, at most `left` lines, or removes the subject if it has
     /// none. Returns how many lines are left to delete.
     async fn clean_subject(&self, name: &str, now: Stamp, mut left: usize) -> Result<usize, StoreError> {
-        let (entity, resource) = name.split_once('\0').unwrap_or((name, ""));
-        let subject = &subject(entity, resource)?;
+        let subject = &subject_named(name)?;
         let (keyspace, connection) = (&self.inner.keyspace, &self.inner.connection);
         let fields: Vec<Vec<u8>> = match keyspace.home_of(connection, &subject.entity).await? {
             Some(home) => connection.query(&Cmd::hkeys(keyspace.usage(home, subject))).await?,

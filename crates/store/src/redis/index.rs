@@ -5,8 +5,11 @@
 //! entity` for entities, `p kind …` and `x resource entity` for policies, `t token`, `a number` and `f filed
 //! number` for the audit.
 
+use tidegate_core::limit::name::Subject;
+
 use super::Redis;
 use crate::error::StoreError;
+use crate::tables::subject;
 
 /// Names per call.
 const PAGE_SIZE: usize = 1_000;
@@ -19,6 +22,12 @@ impl Prefix {
     pub(super) fn of(parts: &[&str]) -> Self {
         Self(parts.iter().flat_map(|part| [*part, "\0"]).collect())
     }
+}
+
+/// The subject with this name behind the prefix `s`.
+pub(super) fn subject_named(name: &str) -> Result<Subject, StoreError> {
+    let (entity, resource) = name.split_once('\0').unwrap_or((name, ""));
+    subject(entity, resource)
 }
 
 /// A member of the index.

@@ -9,7 +9,7 @@ use tidegate_core::limit::usage::{Usage, Window};
 use tidegate_core::time::Stamp;
 
 use super::Redis;
-use super::index::{Prefix, member};
+use super::index::{Prefix, member, subject_named};
 use super::records::{INDEX, hash_of};
 use super::script::{FORGET, SWAP};
 use super::usage::UsageTallies;
@@ -103,9 +103,7 @@ impl Redis {
         while pruned < max {
             let names = self.range(&prefix, last.as_deref(), PAGE_SIZE).await?;
             for name in &names {
-                let (entity, resource) = name.split_once('\0').unwrap_or((name, ""));
-                let subject = subject(entity, resource)?;
-                pruned += self.prune_subject(&subject, window, before, max - pruned).await?;
+                pruned += self.prune_subject(&subject_named(name)?, window, before, max - pruned).await?;
             }
             if names.len() < PAGE_SIZE {
                 break;

@@ -1,12 +1,10 @@
 //! Levels encoded for the lease script, and a cache of them.
 
-use std::fmt::{self, Write as _};
 use std::sync::{Arc, Mutex};
 
 use foldhash::HashMap;
 use sha2::{Digest, Sha256};
 use tidegate_core::limit::cascade::Levels;
-use tidegate_core::limit::lease::LeaseId;
 use tokio::time::Instant;
 
 use super::batcher::Batcher;
@@ -23,8 +21,8 @@ const ENCODED_MAX: usize = 8_192;
 pub(super) struct EncodedLevels {
     pub(super) levels: Arc<Levels>,
     /// The prefixes of the keys of open leases and of ended ones.
-    leases: String,
-    moments: String,
+    pub(super) leases: String,
+    pub(super) moments: String,
     /// The batcher of the home.
     pub(super) batcher: Arc<Batcher>,
     /// When its subjects were registered.
@@ -95,23 +93,6 @@ impl EncodedLevels {
             text: levels_to_text(levels),
             limits,
         }
-    }
-
-    /// Sets `key` to the key of an open lease.
-    pub(super) fn lease(&self, lease: LeaseId, key: &mut String) {
-        Self::make(key, &self.leases, format_args!("{lease}"));
-    }
-
-    /// Sets `key` to the key of the ended leases of a moment.
-    pub(super) fn moment(&self, moment: u64, key: &mut String) {
-        Self::make(key, &self.moments, format_args!("{moment:x}"));
-    }
-
-    fn make(key: &mut String, prefix: &str, rest: fmt::Arguments<'_>) {
-        key.clear();
-        key.push_str(prefix);
-        // Writing to a string cannot fail.
-        key.write_fmt(rest).unwrap_or_default();
     }
 }
 

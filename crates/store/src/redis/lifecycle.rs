@@ -8,10 +8,10 @@ use tidegate_core::time::Stamp;
 
 use super::connection::Connection;
 use super::keyspace::{Keyspace, Layout};
-use super::lua_codec::Unpacker;
 use super::options::RedisOptions;
 use super::records::{META, hash_of};
 use super::schema::{self, CURRENT};
+use super::script::{LOOK, NO_ARGS};
 use crate::clock::{HostWall, WallClock};
 use crate::error::StoreError;
 use crate::lifecycle::{
@@ -137,11 +137,9 @@ impl RedisLifecycle {
     /// How far the namespace's time is ahead of the server's clock.
     async fn clock_offset(&self, connection: &Connection) -> Result<Duration, StoreError> {
         let key = Keyspace::new(&self.namespace, Layout::One).clock(Keyspace::admin_home());
-        let kept: Option<Vec<u8>> = connection.query(&Cmd::get(key)).await?;
-        let Some(kept) = kept else { return Ok(Duration::ZERO) };
-        let mut kept = Unpacker::new(&kept, "the clock");
-        kept.stamp()?;
-        Ok(kept.stamp()?.since(Stamp::ZERO))
+        let found = connection.run(&LOOK, &[key], NO_ARGS).await?;
+        let (_, ahead, _): (u64, u64, Vec<Option<Vec<u8>>>) = found;
+        Ok(Duration::from_micros(ahead))
     }
 
     /// Compares the clock of the server that has the namespace's records, which it dates, with this host's.

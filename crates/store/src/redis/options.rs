@@ -159,27 +159,12 @@ impl RedisOptions {
     pub(super) async fn connect(&self) -> Result<(Connection, Layout, ChangeSource), StoreError> {
         let address = Address::parse(&self.url)?;
         let context = ErrorContext { place: address.place.clone(), timeout: self.timeout };
-        let layout = if address.kind == AddressKind::Cluster { Layout::Trees } else { Layout::One };
-        let (connection, change_source) = self.open_connection(address, context).await?;
-        Ok((connection, layout, change_source))
-    }
-
-    async fn open_connection(
-        &self,
-        address: Address,
-        context: ErrorContext,
-    ) -> Result<(Connection, ChangeSource), StoreError> {
         let store_error = |error| context.store_error(error);
-        match address.kind {
+        let (connection, change_source) = match address.kind {
             AddressKind::Server => {
-                let node = address.nodes.into_iter().next();
-                let node = node
-                    .ok_or_else(|| StoreError::Invalid { what: "an address without a server".to_owned() })?;
-                let client = Client::open(node.clone()).map_err(store_error)?;
-                Ok((
-                    Connection::single(Source::Server(Box::new(client)), context),
-                    ChangeSource::Servers(vec![node]),
-                ))
+                let client = Client::open(address.nodes[0].clone()).map_err(store_error)?;
+                let source = Source::Server(Box::new(client));
+                (Connection::single(source, context), ChangeSource::Servers(address.nodes))
             }
             AddressKind::Cluster => {
                 // The addresses say whether to use TLS.
@@ -189,15 +174,17 @@ impl RedisOptions {
                     .response_timeout(self.timeout);
                 let client = builder.build().map_err(store_error)?;
                 let connection = client.get_async_connection().await.map_err(store_error)?;
-                Ok((Connection::cluster(connection, context), ChangeSource::Servers(address.nodes)))
+                let connection = Connection::cluster(connection, context);
+                return Ok((connection, Layout::Trees, ChangeSource::Servers(address.nodes)));
             }
             AddressKind::Sentinels => {
                 // One client for calls, and one for change messages.
                 let [calls, messages] =
                     [address.sentinels(&context)?, address.sentinels(&context)?].map(Box::new);
-                Ok((Connection::single(Source::Sentinels(calls), context), ChangeSource::Sentinels(messages)))
+                (Connection::single(Source::Sentinels(calls), context), ChangeSource::Sentinels(messages))
             }
-        }
+        };
+        Ok((connection, Layout::One, change_source))
     }
 }
 

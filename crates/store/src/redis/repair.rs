@@ -9,10 +9,9 @@ use ::redis::Cmd;
 use tidegate_core::limit::name::Subject;
 
 use super::Redis;
-use super::index::{Prefix, member};
+use super::index::{Prefix, member, subject_named};
 use super::keyspace::Layout;
 use crate::error::StoreError;
-use crate::tables::subject;
 
 /// The `COUNT` of one `SCAN`.
 const SCAN_COUNT: usize = 1_000;
@@ -57,8 +56,7 @@ impl Redis {
         loop {
             let names = self.range(&prefix, last.as_deref(), PAGE_SIZE).await?;
             for name in &names {
-                let Some((entity, resource)) = name.split_once('\0') else { continue };
-                repaired.removed += u64::from(self.remove_if_unused(&subject(entity, resource)?).await?);
+                repaired.removed += u64::from(self.remove_if_unused(&subject_named(name)?).await?);
             }
             if names.len() < PAGE_SIZE {
                 return Ok(repaired);

@@ -34,7 +34,7 @@ const CLOCK: &str = include_str!("script/clock.lua");
 
 /// Steps of leases, in a batch.
 pub(super) static LEASE: LazyLock<Script> =
-    LazyLock::new(|| Script::new(&[FAST, BUCKET, CLOCK, include_str!("script/lease.lua")]));
+    LazyLock::new(|| Script::new(&[CLOCK, FAST, BUCKET, include_str!("script/lease.lua")]));
 /// The time, and the values of keys.
 pub(super) static LOOK: LazyLock<Script> =
     LazyLock::new(|| Script::new(&[CLOCK, include_str!("script/look.lua")]));

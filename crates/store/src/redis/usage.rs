@@ -38,55 +38,45 @@ impl UsageTallies {
         Ok(Self { stored })
     }
 
-    /// The lines of a window, by limit and start.
-    pub(super) fn lines(&self, window: Window) -> BTreeMap<(&str, Stamp), Tally> {
+    /// The sums of a window, by limit and start. A line without leases is empty.
+    fn sums(&self, window: Window) -> BTreeMap<(&str, Stamp), Sums> {
         let mut sums: BTreeMap<(&str, Stamp), Sums> = BTreeMap::new();
         for ((of, start, limit), stored) in &self.stored {
-            if !counts_in(*of, window) {
-                continue;
+            if counts_in(*of, window) {
+                add(sums.entry((limit, window.around(*start).start)).or_default(), *stored);
             }
-            let start = window.around(*start).start;
-            let sum = sums.entry((limit, start)).or_default();
-            add(sum, *stored);
         }
+        sums.retain(|_, sums| sums[2] > 0);
+        sums
+    }
+
+    /// The lines of a window, by limit and start.
+    pub(super) fn lines(&self, window: Window) -> BTreeMap<(&str, Stamp), Tally> {
         let tally = |[units, own, leases]: Sums| {
             let count = |sum: i64| u64::try_from(sum).unwrap_or(0);
             Tally { units: count(units), own: count(own), leases: count(leases) }
         };
-        // A line without leases is empty.
-        sums.into_iter().filter(|(_, sums)| sums[2] > 0).map(|(line, sums)| (line, tally(sums))).collect()
+        self.sums(window).into_iter().map(|(line, sums)| (line, tally(sums))).collect()
     }
 
     /// Deletes up to `max` lines of a window that ended at `before` or earlier, and returns how many.
     pub(super) fn prune(&mut self, window: Window, before: Stamp, max: usize) -> usize {
-        let old = |(limit, start): &(&str, Stamp)| {
-            (window.around(*start).end <= before).then(|| (*start, (*limit).to_owned()))
-        };
-        let mut old: Vec<(Stamp, String)> = self.lines(window).keys().filter_map(old).collect();
+        let sums = self.sums(window).into_iter();
+        let old = sums.filter(|((_, start), _)| window.around(*start).end <= before);
+        let mut old: Vec<_> = old.map(|((limit, start), sums)| (start, limit.to_owned(), sums)).collect();
         old.sort();
         old.truncate(max);
-        let mut shorter: BTreeMap<(Stamp, &String), Sums> = BTreeMap::new();
-        for ((of, start, limit), stored) in &self.stored {
-            if *of != window && counts_in(*of, window) {
-                add(shorter.entry((window.around(*start).start, limit)).or_default(), *stored);
-            }
-        }
-        let shorter: Vec<Sums> = old
-            .iter()
-            .map(|(start, limit)| shorter.get(&(*start, limit)).copied().unwrap_or_default())
-            .collect();
-        for ((start, limit), shorter) in old.iter().zip(shorter) {
-            let left = shorter.map(|sum| -sum);
-            let mut gone = self.stored.insert((window, *start, limit.clone()), left).unwrap_or_default();
-            add(&mut gone, shorter);
-            let longer: &[Window] = match window {
-                Window::Minute => &[Window::Hour],
-                Window::Hour => &[Window::Day, Window::Month],
-                Window::Day | Window::Month => &[],
-            };
+        let longer: &[Window] = match window {
+            Window::Minute => &[Window::Hour],
+            Window::Hour => &[Window::Day, Window::Month],
+            Window::Day | Window::Month => &[],
+        };
+        for (start, limit, sums) in &old {
+            let left = sums.map(|sum| -sum);
+            add(self.stored.entry((window, *start, limit.clone())).or_default(), left);
             for longer in longer {
                 let key = (*longer, longer.around(*start).start, limit.clone());
-                add(self.stored.entry(key).or_default(), gone);
+                add(self.stored.entry(key).or_default(), *sums);
             }
         }
         self.stored.retain(|_, sums| *sums != Sums::default());

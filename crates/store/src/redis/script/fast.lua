@@ -22,19 +22,17 @@ local open = 1 + last
 -- For each step the number of its leases, then each lease with its moment.
 local made_by = { unpack_of('<' .. string.rep('H', #ARGV[1] / 2 - 2), ARGV[1], 5) }
 local got = call('MGET', unpack(KEYS, 1, last))
-local kept, time = got[1], call('TIME')
+local kept = got[1]
+local ns, nu, ahead, clock = tell(kept)
 -- Steps that are left: number, step, and position of the lease in `made_by`.
 local answers, left, left_steps, left_leases = { '' }, {}, {}, {}
 
+-- The function that runs a step for the leases from one position to another, and the one that writes what
+-- all steps change. None of both where the slow path handles the clock.
 local function fast()
-  local ls, lu, as, au = unpack_of('<dddd', kept)
-  -- The slow path handles an offset.
-  if as ~= 0 or au ~= 0 then return end
-  local ns, nu = time[1] + 0, time[2] + 0
-  local behind = (ls - ns) * 1000000 + lu - nu
-  -- Negated, so that NaN fails too.
-  if not (behind <= 1000000) then return end
-  if behind > 0 then ns, nu = ls, lu end
+  local _, _, as, au = unpack_of('<dddd', kept)
+  -- The slow path handles an offset, and numbers that are none.
+  if as ~= 0 or au ~= 0 or ahead ~= 0 or ns ~= ns then return end
   local this_minute = ns - fmod(ns, 60)
   -- The fields of minutes, by how many minutes ago they began.
   local fields = {}
@@ -169,9 +167,6 @@ local function fast()
       else
         local raw, keep_s = got[bucket_at], until_s
         if not raw or #raw < rules.size then return end
-        for i = 1, level - 1 do
-          if places[i] == bucket_at then return end
-        end
         local numbers = { unpack_of(rules.format, raw) }
         for i = 1, count do
           local rule, place = rules[i], 5 * i - 2
@@ -223,9 +218,6 @@ local function fast()
           counted[slot] = raw
         end
         if #raw < lines.size then return end
-        for i = 1, level - 1 do
-          if usages[i] == slot then return end
-        end
         local numbers = { unpack_of(lines.format, raw) }
         for i = 1, lines.n do
           local line, place = lines[i], 4 * i - 2
@@ -307,70 +299,60 @@ local function fast()
     return true
   end
 
-  local number = 0
-  at = 1
-  for step = 1, steps do
-    local asked, count = ARGV[1 + step], made_by[at]
-    local upto = at + 2 * count
-    if not (count > 1 and try(asked, made_by, at + 1, upto - 1)) then
-      for i = at + 1, upto, 2 do
-        if not try(asked, made_by, i, i) then
-          local n = #left + 1
-          left[n], left_steps[n], left_leases[n] = number + (1 + i - at) / 2, step, i
-          -- Later steps of the lease must be left too, to keep their order.
-          got[made_by[i]] = LEFT
-        end
+  local function write()
+    if clock then call('SET', KEYS[1], clock) end
+    clock = nil
+    for i = 1, #changed do
+      local place = changed[i]
+      local until_s = expires[place]
+      if until_s == NONE then
+        -- SETRANGE keeps the key's TTL.
+        call('SETRANGE', KEYS[place], '0', got[place])
+      else
+        call('SET', KEYS[place], got[place], 'PXAT', string.format('%.0f', until_s * 1000))
       end
     end
-    number, at = number + count, upto + 1
+    for i = 1, #used do
+      local slot = used[i]
+      local usage = fmod(slot, 65536)
+      call('HSET', KEYS[open + usage], fields[(slot - usage) / 65536], counted[slot])
+    end
+    for i = 1, #begun, 2 do call('SET', begun[i], begun[i + 1]) end
+    for i = 1, #ended, 2 do call('SET', ended[i], ended[i + 1], 'PX', '600000') end
+    for i = 1, #moments do
+      local there = ended_at[moments[i]]
+      if there then
+        local key = KEYS[open + moments[i]]
+        call('HSET', key, unpack(there, 1, there.n))
+        call('PEXPIRE', key, '600000')
+      end
+    end
+    if #closed > 0 then call('DEL', unpack(closed)) end
+    if #due > 0 then call('ZADD', KEYS[open], unpack(due)) end
+    if #gone > 0 then call('ZREM', KEYS[open], unpack(gone)) end
   end
-  if #left == number then return end
 
-  if ns > ls then
-    kept = pack('<dddd', ns, nu, 0, 0)
-    call('SET', KEYS[1], kept)
-  end
-  for i = 1, #changed do
-    local place = changed[i]
-    local until_s = expires[place]
-    if until_s == NONE then
-      -- SETRANGE keeps the key's TTL.
-      call('SETRANGE', KEYS[place], '0', got[place])
-    else
-      call('SET', KEYS[place], got[place], 'PXAT', string.format('%.0f', until_s * 1000))
-    end
-  end
-  for i = 1, #used do
-    local slot = used[i]
-    local usage = fmod(slot, 65536)
-    call('HSET', KEYS[open + usage], fields[(slot - usage) / 65536], counted[slot])
-  end
-  for i = 1, #begun, 2 do call('SET', begun[i], begun[i + 1]) end
-  for i = 1, #ended, 2 do call('SET', ended[i], ended[i + 1], 'PX', '600000') end
-  for i = 1, #moments do
-    local there = ended_at[moments[i]]
-    if there then
-      local key = KEYS[open + moments[i]]
-      call('HSET', key, unpack(there, 1, there.n))
-      call('PEXPIRE', key, '600000')
-    end
-  end
-  if #closed > 0 then call('DEL', unpack(closed)) end
-  if #due > 0 then call('ZADD', KEYS[open], unpack(due)) end
-  if #gone > 0 then call('ZREM', KEYS[open], unpack(gone)) end
+  return try, write
 end
 
-if kept then fast() end
-if #answers == 1 then
-  local n, at = 0, 1
-  for step = 1, steps do
-    local upto = at + 2 * made_by[at]
+local try, write
+if kept then try, write = fast() end
+local number, at = 0, 1
+for step = 1, steps do
+  local asked, count = ARGV[1 + step], made_by[at]
+  local upto = at + 2 * count
+  if not (try and count > 1 and try(asked, made_by, at + 1, upto - 1)) then
     for i = at + 1, upto, 2 do
-      n = n + 1
-      left[n], left_steps[n], left_leases[n] = n, step, i
+      if not (try and try(asked, made_by, i, i)) then
+        local n = #left + 1
+        left[n], left_steps[n], left_leases[n] = number + (1 + i - at) / 2, step, i
+        -- Later steps of the lease must be left too, to keep their order.
+        got[made_by[i]] = LEFT
+      end
     end
-    at = upto + 1
   end
+  number, at = number + count, upto + 1
 end
+if #left < number then write() end
 answers[1] = pack('<H' .. string.rep('H', #left), #left, unpack(left))
 if #left == 0 then return table.concat(answers) end

@@ -5,7 +5,6 @@ local DRAW, SPEND, EXTEND, ADJUST, SETTLE, CANCEL, RENEW, EXPIRE, REPAIR = 0, 1,
 local GRANTED, REFUSED, REPEATED, ENDED, LATE, UNKNOWN, ELSEWHERE, FULL, FAILED = 0, 1, 2, 3, 4, 5, 6, 7, 8
 local SETTLED, CANCELLED, EXPIRED = 1, 2, 3
 local ROWS_MAX, REMEMBERED = 64, 600
-local ns, nu, ahead, clock = tell(kept, time)
 -- The server's clock, by which usage is booked.
 local wu = (nu - ahead) % 1000000
 local ws = ns + (nu - ahead - wu) / 1000000
@@ -30,30 +29,24 @@ local function make(which)
   local lease = call('GET', lease_key)
   if not lease and moment_key then lease = call('HGET', moment_key, lease_id) end
 
-  -- Buckets by level; buckets that levels share are loaded once.
+  -- Buckets by level, which no two levels share.
   local buckets = {}
   local function load_buckets()
-    local by_key = {}
     for level = 1, levels do
-      local key = bucket_keys[level]
-      local b = by_key[key]
-      if not b then
-        b = { key = key, expires = 0, keep = 0, n = 0, rows = {} }
-        by_key[key] = b
-        local raw = call('GET', key)
-        if raw then
-          local pos
-          b.expires, pos = unpack_of('<d', raw)
-          local size, n, rows = #raw, 0, b.rows
-          while pos <= size do
-            local name, s, u, p, v, c, a, per, burst
-            name, a, per, burst, v, s, u, p, c, pos = unpack_of('<Hc0dddddddd', raw, pos)
-            local r = { s, u, p, v, c, a, per, burst, name }
-            n = n + 1
-            b[n], rows[name] = r, r
-          end
-          b.n = n
+      local b = { key = bucket_keys[level], expires = 0, keep = 0, n = 0, rows = {} }
+      local raw = call('GET', b.key)
+      if raw then
+        local pos
+        b.expires, pos = unpack_of('<d', raw)
+        local size, n, rows = #raw, 0, b.rows
+        while pos <= size do
+          local name, s, u, p, v, c, a, per, burst
+          name, a, per, burst, v, s, u, p, c, pos = unpack_of('<Hc0dddddddd', raw, pos)
+          local r = { s, u, p, v, c, a, per, burst, name }
+          n = n + 1
+          b[n], rows[name] = r, r
         end
+        b.n = n
       end
       buckets[level] = b
     end
@@ -225,39 +218,31 @@ local function make(which)
     for level = 1, levels do buckets[level] = buckets[level] or {} end
     local tallies = {}
     each_limit(used, function(level, _, _, _, units, _, _, _, limit)
-      local key = usage_keys[level]
-      local t = tallies[key]
+      local t = tallies[level]
       if not t then
-        t = { n = 0, by_name = {} }
-        tallies[key] = t
-        tallies[#tallies + 1] = key
-        local raw, pos = call('HGET', key, field), 1
+        t = { by_name = {} }
+        tallies[level] = t
+        local raw, pos = call('HGET', usage_keys[level], field), 1
         while raw and pos <= #raw do
           local known, all, own, leases
           known, all, own, leases, pos = unpack_of('<Hc0ddd', raw, pos)
-          t.n = t.n + 1
-          t[t.n] = { known, all, own, leases }
-          t.by_name[known] = t[t.n]
+          local line = { known, all, own, leases }
+          t[#t + 1], t.by_name[known] = line, line
         end
       end
       local line = t.by_name[limit]
       if not line then
         line = { limit, 0, 0, 0 }
-        t.n = t.n + 1
-        t[t.n], t.by_name[limit] = line, line
+        t[#t + 1], t.by_name[limit] = line, line
       end
       line[2] = math.min(line[2] + units, LARGEST)
       if level == 1 then line[3] = math.min(line[3] + units, LARGEST) end
       line[4] = math.min(line[4] + 1, LARGEST)
     end)
-    for i = 1, #tallies do
-      local key, parts = tallies[i], {}
-      local t = tallies[key]
-      for j = 1, t.n do
-        local line = t[j]
-        parts[j] = pack('<Hc0ddd', #line[1], line[1], line[2], line[3], line[4])
-      end
-      writes[#writes + 1] = { 'HSET', key, field, table.concat(parts) }
+    for level, t in pairs(tallies) do
+      local parts = {}
+      for i = 1, #t do parts[i] = pack('<Hc0ddd', #t[i][1], unpack(t[i])) end
+      writes[#writes + 1] = { 'HSET', usage_keys[level], field, table.concat(parts) }
     end
   end
 
