@@ -104,9 +104,10 @@ impl Gates {
         } else if plan.settles_timed() || outcome.has_hint() {
             let from = Origin::of(&charge, outcome, self.latest);
             self.learn(plan, from, outcome, waiting, events);
-            if let (Some(progress), Some(_)) = (&mut self.progress, plan.draft.total) {
-                progress.add_used(Used::of(outcome, reported).estimated(charge.cost()));
-            }
+        }
+        // The last outcome of a request that was answered before reports only its use.
+        if outcome.kind != Kind::Ignored || charge.holds.has(Holds::ANSWERED) {
+            self.add_used(plan, Used::of(outcome, reported), charge.cost());
         }
         let has_tokens_back = self.book(plan, &charge, reported, outcome, events);
         self.give_back(&charge);
@@ -159,6 +160,9 @@ impl Gates {
                 }
             };
             self.learn(plan, origin, &outcome, waiting, events);
+            if !has_charge {
+                self.add_used(plan, Used::of(&outcome, None), Cost::request());
+            }
         }
         // A request without a permit has reserved nothing, so its reported tokens are recorded.
         if let (false, Some(spent)) = (has_charge, outcome.spent) {
@@ -178,6 +182,14 @@ impl Gates {
         }
         if let (Some(named), Some(plan)) = (&mut self.named, &plan.named) {
             named.record(plan, spent, self.latest, events);
+        }
+    }
+
+    /// Counts what a request of this cost has used, for the estimate of the time left.
+    #[inline]
+    fn add_used(&mut self, plan: &Plan, used: Used, cost: Cost) {
+        if plan.draft.total.is_some() {
+            self.progress.get_or_insert_default().add_used(used.estimated(cost));
         }
     }
 
