@@ -275,8 +275,8 @@ impl<C> Runner<'_, C> {
                 Err(refused) => retry_state.refused(refused.retry_after(), refused),
                 Ok(permit) => {
                     let attempt = retry_state.admitted();
-                    let running = attempt.under(permit);
-                    let result = work(attempt).await;
+                    let mut running = attempt.under(permit);
+                    let result = running.run(work(attempt)).await;
                     let class = self.classify.classify(&result);
                     retry_state.settle_attempt(running.into_permit(), result, class)
                 }

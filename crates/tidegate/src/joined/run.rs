@@ -94,8 +94,8 @@ impl<'a, C> Runner<'a, C, Joined> {
                 Err(refused) => retry_state.refused(refused.retry_after(), refused),
                 Ok(permit) => {
                     let attempt = retry_state.admitted();
-                    let running = attempt.under(permit);
-                    let result = work(attempt).await;
+                    let mut running = attempt.under(permit);
+                    let result = running.run(work(attempt)).await;
                     let ending = retry_state.completed(self.classify.classify(&result));
                     // What the store does not confirm is sent again by the settler.
                     let _unconfirmed = running.into_permit().settle(ending.outcome()).await;
