@@ -1,5 +1,6 @@
 //! Runs work under joined limits, with the retries of [`Runner`].
 
+use std::borrow::Cow;
 use std::future::Future;
 
 use tidegate_core::cost::Cost;
@@ -60,7 +61,7 @@ impl Joined {
 
     /// A runner with the throttle's [`Retry`](crate::Retry), to change it or the classification of results.
     pub fn runner(&self) -> Runner<'_, EveryError, Self> {
-        Runner { source: self, retry: self.throttle.retry_rule(), classify: EveryError }
+        Runner { source: Cow::Borrowed(self), retry: self.throttle.retry_rule(), classify: EveryError }
     }
 }
 
