@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
-use clap::{Command, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use clap::{Arg, ArgMatches, Command, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::fetch::FetchArgs;
@@ -192,11 +192,12 @@ pub(crate) enum Verb {
     },
 }
 
-/// The global options that a verb ignores, by their ids. Its help omits them.
-fn ignored(verb: &str) -> &'static [&'static str] {
+/// The global options that a verb ignores, by their ids. Its help omits them. `path` is its name after those of the
+/// verbs above it; what one of those ignores, it ignores too.
+fn ignored(path: &str) -> &'static [&'static str] {
     const IDS: [&str; 9] =
         ["server", "token_file", "ca", "client_cert", "client_key", "actor", "store", "timeout", "json"];
-    match verb {
+    match path {
         "serve" | "proxy" => &IDS[..5],
         "store" => &IDS[..6],
         "fetch" => &IDS[..7],
@@ -204,9 +205,34 @@ fn ignored(verb: &str) -> &'static [&'static str] {
         "upstream" => &IDS[5..7],
         "completions" => &IDS,
         // They change nothing that is audited.
-        "acquire" | "balance" | "capacity" | "explain" | "usage" | "audit" | "status" | "watch" => &IDS[5..6],
+        "acquire" | "balance" | "capacity" | "explain" | "usage" | "audit" | "status" | "watch"
+        | "limits show" | "limits list" | "entity show" | "entity list" | "entity children"
+        | "entity tree" | "token list" => &IDS[5..6],
         _ => &[],
     }
+}
+
+/// The global options that the given verb and those above it ignore.
+fn ignored_of(matches: &ArgMatches) -> impl Iterator<Item = &'static str> {
+    let (mut path, mut below, mut all) = (String::new(), matches, Vec::new());
+    while let Some((name, matches)) = below.subcommand() {
+        path = if path.is_empty() { name.to_owned() } else { format!("{path} {name}") };
+        all.extend(ignored(&path));
+        below = matches;
+    }
+    all.into_iter()
+}
+
+/// The verbs below `path`, whose help omits the global options that they ignore.
+fn hide_ignored(command: Command, path: &str, globals: &[Arg]) -> Command {
+    let verbs: Vec<_> = command.get_subcommands().map(|verb| verb.get_name().to_owned()).collect();
+    verbs.into_iter().fold(command, |command, verb| {
+        let path = if path.is_empty() { verb.clone() } else { format!("{path} {verb}") };
+        // clap adds a global option only where there is none of its name.
+        let hidden = globals.iter().filter(|arg| ignored(&path).contains(&arg.get_id().as_str()));
+        let hidden: Vec<_> = hidden.map(|arg| arg.clone().hide(true)).collect();
+        command.mut_subcommand(verb, |verb| hide_ignored(verb.args(hidden), &path, globals))
+    })
 }
 
 impl Args {
@@ -218,8 +244,7 @@ impl Args {
         let mut args = Self::from_arg_matches(&matches)?;
         let is_typed = |id: &str| matches.value_source(id) == Some(ValueSource::CommandLine);
         let verb = matches.subcommand_name().unwrap_or_default();
-        let misplaced = ignored(verb).iter().find(|id| is_typed(id));
-        let misplaced = misplaced.and_then(|id| {
+        let misplaced = ignored_of(&matches).find(|id| is_typed(id)).and_then(|id| {
             command.build();
             command.get_arguments().find(|arg| arg.get_id() == id).map(ToString::to_string)
         });
@@ -285,16 +310,9 @@ impl Args {
 
     /// The command line, whose help omits the global options that a verb ignores.
     pub(crate) fn for_people() -> Command {
-        let mut command = Self::command();
+        let command = Self::command();
         let globals: Vec<_> = command.get_arguments().filter(|arg| arg.is_global_set()).cloned().collect();
-        let verbs: Vec<_> = command.get_subcommands().map(|verb| verb.get_name().to_owned()).collect();
-        for verb in verbs {
-            // clap adds a global option only where there is none of its name.
-            let hidden = globals.iter().filter(|arg| ignored(&verb).contains(&arg.get_id().as_str()));
-            let hidden: Vec<_> = hidden.map(|arg| arg.clone().hide(true)).collect();
-            command = command.mut_subcommand(verb, |command| command.args(hidden));
-        }
-        command
+        hide_ignored(command, "", &globals)
     }
 
     /// The output format.
@@ -331,6 +349,15 @@ mod tests {
             ("serve", &["--store", "--actor"], &["--server", "--token-file"]),
             ("balance", &["--store", "--server"], &["--actor"]),
             ("limits set", &["--store", "--server", "--actor"], &[]),
+            ("limits show", &["--store", "--server"], &["--actor"]),
+            // It prints the command that applies the plan, with the same options.
+            ("limits plan", &["--actor"], &[]),
+            ("entity tree", &["--store", "--server"], &["--actor"]),
+            ("entity delete", &["--actor"], &[]),
+            ("token list", &["--store", "--server"], &["--actor"]),
+            ("token revoke", &["--actor"], &[]),
+            ("bucket set", &["--actor"], &[]),
+            ("usage plot", &["--json"], &["--actor"]),
         ];
         for (verb, shown, hidden) in table {
             let help = help(verb);

@@ -247,6 +247,14 @@ impl Charge {
         }
     }
 
+    /// Whether tokens reported exceed its cost, in total or of a kind.
+    pub fn is_exceeded_by(&self, reported: Cost) -> bool {
+        let cost = self.cost();
+        reported.total_tokens() > cost.total_tokens()
+            || reported.input_tokens > cost.input_tokens
+            || reported.output_tokens > cost.output_tokens
+    }
+
     /// Records what the controller needs when the request completes: `before` are the units sent before it, per
     /// dimension.
     pub(crate) fn count(&mut self, sent: Dispatch, before: [u32; DIMENSIONS]) {

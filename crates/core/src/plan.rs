@@ -210,6 +210,7 @@ impl Budget {
 pub struct Circuit {
     pub(crate) consecutive: Option<u32>,
     pub(crate) error_rate: Option<ErrorRate>,
+    pub(crate) slices: u32,
     pub(crate) open_for: Duration,
     pub(crate) probes: u32,
 }
@@ -223,7 +224,6 @@ pub(crate) struct ErrorRate {
     pub(crate) threshold: f64,
     pub(crate) samples_min: u32,
     pub(crate) window: Duration,
-    pub(crate) slices: u32,
 }
 
 impl Default for Circuit {
@@ -236,23 +236,22 @@ impl Default for Circuit {
 impl Circuit {
     /// Opens after `failures` consecutive failures.
     pub const fn after_failures(failures: u32) -> Self {
-        Self { consecutive: Some(failures), error_rate: None, open_for: Duration::from_secs(30), probes: 1 }
+        let open_for = Duration::from_secs(30);
+        Self { consecutive: Some(failures), error_rate: None, slices: SLICES, open_for, probes: 1 }
     }
 
     /// Opens when the share of failures reaches `threshold`, with at least `samples_min` outcomes in
     /// `window`.
     pub const fn at_error_rate(threshold: f64, samples_min: u32, window: Duration) -> Self {
-        let rate = ErrorRate { threshold, samples_min, window, slices: SLICES };
+        let rate = ErrorRate { threshold, samples_min, window };
         Self { consecutive: None, error_rate: Some(rate), ..Self::after_failures(0) }
     }
 
     /// Sets the number of slices of the error window, 15 by default. An outcome expires with its slice, so up
-    /// to one slice early. No effect without an error rate.
+    /// to one slice early. Needs an error rate.
     #[must_use]
     pub const fn slices(mut self, slices: u32) -> Self {
-        if let Some(rate) = &mut self.error_rate {
-            rate.slices = slices;
-        }
+        self.slices = slices;
         self
     }
 
@@ -460,7 +459,7 @@ impl Default for Draft {
 }
 
 impl Draft {
-    /// Checks every number, and that a controller moves every limit that has a range.
+    /// Checks every number, that a controller moves every limit that has a range, and that nothing is without effect.
     ///
     /// # Errors
     /// [`InvalidPlan`] lists every problem with field, value and bound.
@@ -482,6 +481,7 @@ impl Draft {
         // Only for bounds that hold: their own problems come first.
         if problems.is_empty() {
             problems.check_moved(&self);
+            problems.check_inert(&self);
         }
         problems.into_result()?;
         let has_rate = self.rate.is_some() || !self.rates.is_empty();

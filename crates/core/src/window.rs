@@ -57,7 +57,8 @@ impl Window {
         full
     }
 
-    /// Takes back `amount` of the units recorded at `stamp`; nothing if they have expired.
+    /// Takes back `amount` of the units recorded from `stamp` on, the oldest first; nothing if those at `stamp` have
+    /// expired.
     pub fn take_back(&mut self, stamp: Instant, amount: u64) {
         if self.removed_until.is_some_and(|removed| stamp <= removed) {
             return;
@@ -67,10 +68,16 @@ impl Window {
         let last = self.entries.len().saturating_sub(1);
         let is_last = last == 0 || self.entries[last - 1].at < stamp;
         let index = if is_last { last } else { self.entries.partition_point(|entry| entry.at < stamp) };
-        if let Some(entry) = self.entries.get_mut(index).filter(|entry| entry.at >= stamp) {
-            let back = amount.min(entry.sum);
+        // Amounts of the same request that were recorded later are in later entries.
+        let mut left = amount;
+        for entry in self.entries.range_mut(index..).filter(|entry| entry.at >= stamp) {
+            let back = left.min(entry.sum);
             entry.sum -= back;
             self.total -= back;
+            left -= back;
+            if left == 0 {
+                break;
+            }
         }
     }
 

@@ -13,13 +13,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tidegate::{
-    Cost, Entity, EntityId, Expect, Joined, Limit, Limiter, Outcome, Paging, Policy, Scope, Slots, Stamp,
-    Subject, Tally, Throttle, Window,
+    Class, Cost, Entity, EntityId, Expect, Joined, Limit, Limiter, Outcome, Paging, Policy, RunError, Scope,
+    Slots, Stamp, Subject, Tally, Throttle, Window,
 };
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout_at};
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -71,14 +71,14 @@ async fn main() -> Result<()> {
             tokio::spawn(caller.call_until(until))
         })
         .collect();
-    let mut busy = 0;
     for caller in callers {
-        busy += caller.await??;
+        caller.await??;
     }
 
     let snapshot = throttle.snapshot();
     let slots = snapshot.slots.unwrap_or_default();
-    println!("the upstream rejected {busy} of {} calls; {slots} slots at the end\n", snapshot.admitted);
+    let (busy, calls) = (snapshot.outcomes.throttled, snapshot.admitted);
+    println!("the upstream rejected {busy} of {calls} calls; {slots} slots at the end\n");
     // Waits until every lease is settled, so that the report includes all usage.
     limiter.drain().await;
     report(&limiter).await
@@ -125,32 +125,25 @@ struct Caller {
 }
 
 impl Caller {
-    /// Makes one call after another until the deadline. Returns how many the upstream rejected.
-    async fn call_until(self, until: Instant) -> Result<u64> {
-        let mut busy = 0;
-        loop {
-            let remaining = until.saturating_duration_since(Instant::now());
-            let cost = Cost::request().tokens(ESTIMATE);
-            let permit = match self.joined.acquire_within((self.tenant, MODEL), cost, remaining).await {
-                Ok(permit) => permit,
-                // Neither limit nor queue allows another call before the deadline: stop.
-                Err(error) if error.retry_after().is_some() || !error.is_final() => return Ok(busy),
-                Err(error) => return Err(error.into()),
-            };
-            let outcome = match call(self.port, ESTIMATE).await? {
-                Response::Done { used } => Outcome::success().spent(cost.tokens(used)),
-                Response::Busy { retry_after } => {
-                    busy += 1;
-                    // The throttle pauses and cuts its slots; the tenant gets a refund of its tokens.
-                    Outcome::overload().retry_after(retry_after)
-                }
-            };
-            permit.settle(outcome).await?;
+    /// Makes one call after another until the deadline, each with the retries of the throttle.
+    async fn call_until(self, until: Instant) -> Result<()> {
+        let runner = self.joined.runner().classify(|answer: &Result<Response>| match answer {
+            Ok(Response::Done { used }) => Class::end(Outcome::success().spent(Cost::from(*used))),
+            // The throttle pauses and cuts its slots; the tenant gets a refund of its tokens.
+            Ok(Response::Busy { retry_after }) => Class::again(Outcome::overload().retry_after(*retry_after)),
+            Err(_) => Class::end(Outcome::failure()),
+        });
+        while Instant::now() < until {
+            let run = runner.run((self.tenant, MODEL), ESTIMATE, |_| call(self.port, ESTIMATE));
+            // A call that waits or runs at the deadline is dropped, and holds nothing afterwards.
+            let Ok(answer) = timeout_at(until, run).await else { break };
+            answer.map_err(RunError::boxed)?;
             let done = self.done.fetch_add(1, Ordering::Relaxed) + 1;
             if done.is_multiple_of(PROGRESS_EVERY) {
                 println!("{done} calls");
             }
         }
+        Ok(())
     }
 }
 

@@ -101,11 +101,21 @@ impl<'a> Permit<'a> {
 
     /// Reports tokens as they are used: a number, or the tokens of a cost. They stay used regardless of how the
     /// request ends. A number does not say of which kind they are: budgets of one kind then keep its estimate.
+    ///
+    /// What exceeds the estimate counts in the budgets at once, so that a long stream delays other callers while it
+    /// runs.
     pub fn spend(&mut self, tokens: impl Into<Cost>) {
         let tokens = tokens.into();
-        match &mut self.reported {
-            Some(reported) => **reported = reported.plus_tokens(tokens),
-            None => self.reported = Some(Box::new(tokens)),
+        let before = self.reported.as_deref().copied();
+        let reported = before.map_or(tokens, |before| before.plus_tokens(tokens));
+        **self.reported.get_or_insert_default() = reported;
+        if let Some(charge) = &self.charge {
+            match &self.throttle {
+                ThrottleRef::Borrowed(inner) => inner.spend(charge, before, reported),
+                ThrottleRef::Owned(inner) => inner.spend(charge, before, reported),
+                // It has no budget.
+                ThrottleRef::Key(_) => {}
+            }
         }
     }
 

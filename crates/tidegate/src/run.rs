@@ -4,6 +4,7 @@
 //! attempt waits for its full hint. If the upstream's hint paused all requests, that shared pause is the
 //! wait. The decisions are made by [`RetryState`], which the async and the blocking driver share.
 
+use std::borrow::Cow;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -165,7 +166,7 @@ impl Throttle {
 
     /// A runner with the throttle's [`Retry`], which can be changed.
     pub fn runner(&self) -> Runner<'_, EveryError> {
-        Runner { source: self, retry: self.retry_rule(), classify: EveryError }
+        Runner { source: Cow::Borrowed(self), retry: self.retry_rule(), classify: EveryError }
     }
 
     /// The retry rule of the current plan.
@@ -204,7 +205,8 @@ impl Throttle {
     }
 }
 
-/// Runs work under a throttle. Created by [`Throttle::runner`] and by `Joined::runner`.
+/// Runs work under a throttle. Created by [`Throttle::runner`], [`Keyed::runner`](crate::Keyed::runner) and
+/// `Joined::runner`.
 ///
 /// ```
 /// use tidegate::{Class, Cost, Outcome, Retry, Throttle};
@@ -228,13 +230,13 @@ impl Throttle {
 /// ```
 #[derive(Debug, Clone)]
 #[must_use = "a runner does nothing until it runs something"]
-pub struct Runner<'a, C, S = Throttle> {
-    pub(crate) source: &'a S,
+pub struct Runner<'a, C, S: Clone = Throttle> {
+    pub(crate) source: Cow<'a, S>,
     pub(crate) retry: Retry,
     pub(crate) classify: C,
 }
 
-impl<'a, C, S> Runner<'a, C, S> {
+impl<'a, C, S: Clone> Runner<'a, C, S> {
     /// Replaces the retry rule.
     pub fn retry(mut self, retry: Retry) -> Self {
         self.retry = retry;
@@ -275,8 +277,8 @@ impl<C> Runner<'_, C> {
                 Err(refused) => retry_state.refused(refused.retry_after(), refused),
                 Ok(permit) => {
                     let attempt = retry_state.admitted();
-                    let running = attempt.under(permit);
-                    let result = work(attempt).await;
+                    let mut running = attempt.under(permit);
+                    let result = running.run(work(attempt)).await;
                     let class = self.classify.classify(&result);
                     retry_state.settle_attempt(running.into_permit(), result, class)
                 }

@@ -195,7 +195,7 @@ impl State {
         effects: &mut Effects,
     ) -> Result<Ticket, Refused> {
         let ahead = self.queue.as_ref().map_or(0, |queue| queue.ahead_of(arrival));
-        let refused = self.gates.refuses(&self.plan, cost, now.max(self.gates.latest()));
+        let refused = self.gates.refuses(&self.plan, cost, now);
         if let Some(refused) = refused.or_else(|| self.deadline_refusal(cost, ahead, deadline, now)) {
             effects.dropped.push(waker);
             return Err(refused);

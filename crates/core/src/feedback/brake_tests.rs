@@ -199,14 +199,6 @@ fn one_slot_is_slowed_by_its_interval_alone() {
 }
 
 #[test]
-fn cut_without_slots_and_pace_changes_nothing() {
-    let mut rig = Rig::with(None, None, Brake::default());
-    let before = rig.tuning;
-    assert_eq!(rig.overloads().tuning, before);
-    assert_eq!(rig.later(COOLING).succeeds().tuning, before);
-}
-
-#[test]
 fn slots_grow_only_when_half_of_them_are_used() {
     let table = [(8, 3, 8), (8, 4, 9), (8, 8, 9), (7, 3, 7), (7, 4, 8)];
     for (start, in_flight, wanted) in table {

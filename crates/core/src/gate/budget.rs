@@ -90,22 +90,22 @@ impl BudgetGate {
         }
     }
 
-    /// Replaces the estimate reserved at `entered` by the actual use; any excess is recorded at `now`.
+    /// Replaces the tokens booked from `entered` on by the actual use; any excess is recorded at `now`.
     pub(crate) fn settle(
         &mut self,
         plan: &Budget,
-        reserved: u64,
+        booked: u64,
         used: u64,
         entered: Instant,
         now: Instant,
         events: &mut Vec<Event>,
     ) {
-        if used > reserved {
-            self.take(plan, used - reserved, now, events);
-        } else if used < reserved
+        if used > booked {
+            self.take(plan, used - booked, now, events);
+        } else if used < booked
             && let Some(gate) = &mut self.used
         {
-            gate.window.take_back(entered, reserved - used);
+            gate.window.take_back(entered, booked - used);
         }
     }
 

@@ -43,7 +43,7 @@ pub(crate) enum Change {
 
 impl CircuitGate {
     pub(crate) fn new(plan: &Circuit, generation: u32) -> Self {
-        let tally = plan.error_rate.map(|rate| Box::new(Tally::new(rate.window, rate.slices)));
+        let tally = plan.error_rate.map(|rate| Box::new(Tally::new(rate.window, plan.slices)));
         Self { state: State::Closed { failures: 0 }, since: generation, tally }
     }
 
@@ -211,8 +211,8 @@ impl CircuitGate {
 
     /// Applies a plan with another error rate; keeps the state.
     pub(crate) fn tune(&mut self, old: Option<&Circuit>, new: &Circuit) {
-        if old.is_none_or(|old| old.error_rate != new.error_rate) {
-            self.tally = new.error_rate.map(|rate| Box::new(Tally::new(rate.window, rate.slices)));
+        if old.is_none_or(|old| (old.error_rate, old.slices) != (new.error_rate, new.slices)) {
+            self.tally = new.error_rate.map(|rate| Box::new(Tally::new(rate.window, new.slices)));
         }
     }
 

@@ -137,12 +137,10 @@ impl Gates {
     /// Evaluates every gate for a request at the head of the queue, without changing any state.
     #[inline]
     pub fn ask(&self, plan: &Plan, cost: Cost, now: Instant) -> Verdict {
-        let reading = now;
-        let now = now.max(self.latest);
         if let Some(refused) = self.refuses(plan, cost, now) {
-            // A clock that was set back has to catch up first.
-            return Verdict::Refuse(refused.later(now.since(reading)));
+            return Verdict::Refuse(refused);
         }
+        let now = now.max(self.latest);
         if self.is_bypassed {
             return Verdict::Admit;
         }
@@ -318,6 +316,13 @@ impl Gates {
     /// Why the request is refused immediately, whatever its deadline.
     #[inline]
     pub fn refuses(&self, plan: &Plan, cost: Cost, now: Instant) -> Option<Refused> {
+        let latest = now.max(self.latest);
+        // A clock that was set back has to catch up first.
+        self.refusal(plan, cost, latest).map(|refused| refused.later(latest.since(now)))
+    }
+
+    #[inline]
+    fn refusal(&self, plan: &Plan, cost: Cost, now: Instant) -> Option<Refused> {
         if self.lifecycle.is_closing() {
             return Some(Refused::Closed);
         }
@@ -349,6 +354,7 @@ impl Gates {
     /// The request keeps what it took, so this checks only what may have begun since: closing, an open
     /// circuit, a pause. On `Wait`, [undo](Self::undo) the charge and ask again.
     pub fn confirm(&self, plan: &Plan, charge: &Charge, now: Instant) -> Verdict {
+        let reading = now;
         let now = now.max(self.latest);
         if self.lifecycle.is_closing() {
             return Verdict::Refuse(Refused::Closed);
@@ -361,7 +367,8 @@ impl Gates {
         {
             // The request entered before the circuit opened. If a probe's place is free, it may ask for that.
             let wait = Wait { by: Gate::Queue, until: Some(now), floor: now };
-            return gate.refuses(circuit, now).map_or(Verdict::Wait(wait), Verdict::Refuse);
+            let refused = gate.refuses(circuit, now).map(|refused| refused.later(now.since(reading)));
+            return refused.map_or(Verdict::Wait(wait), Verdict::Refuse);
         }
         match self.pause.until(now) {
             Some(until) => Verdict::Wait(Wait { by: Gate::Pause, until: Some(until), floor: until }),

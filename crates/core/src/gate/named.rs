@@ -151,23 +151,47 @@ impl NamedGates {
         }
     }
 
+    /// Books what a request in flight reports beyond what it has reserved: `booked` returns it for a kind of token and
+    /// the reserved tokens of that kind.
+    pub(super) fn spend(
+        &mut self,
+        plan: &NamedPlan,
+        charge: &Charge,
+        booked: impl Fn(Dimension, u64) -> u64,
+        now: Instant,
+        events: &mut Vec<Event>,
+    ) {
+        if !charge.holds.has(Holds::NAMED_BUDGETS) {
+            return;
+        }
+        for (budget, (_, limit)) in self.budgets.iter_mut().zip(&plan.budgets) {
+            if budget.has_lent(charge) {
+                let more = booked(limit.counts, charge.cost().units(limit.counts));
+                budget.gate.take(limit, more, now, events);
+            }
+        }
+    }
+
     /// Replaces what a request reserved by what it used; returns whether units were returned.
     pub(super) fn settle(
         &mut self,
         plan: &NamedPlan,
         charge: &Charge,
-        used: Used,
+        (outcome, reported): (&Outcome, Option<Cost>),
         now: Instant,
         events: &mut Vec<Event>,
     ) -> bool {
+        let used = Used::of(outcome, reported);
         let (cost, holds) = (charge.cost(), charge.holds.has(Holds::NAMED_BUDGETS));
         let mut has_units_back = false;
         for (budget, (_, limit)) in self.budgets.iter_mut().zip(&plan.budgets) {
-            let reserved = if holds && budget.has_lent(charge) { cost.units(limit.counts) } else { 0 };
+            let has_lent = holds && budget.has_lent(charge);
+            let reserved = if has_lent { cost.units(limit.counts) } else { 0 };
+            let booked = Used::booked(reported.filter(|_| has_lent), limit.counts, reserved);
             let used = used.units(limit.counts, reserved);
             budget.gate.unreserve(reserved);
-            budget.gate.settle(limit, reserved, used, charge.entered, now, events);
-            has_units_back |= used < reserved;
+            budget.gate.settle(limit, booked, used, charge.entered, now, events);
+            has_units_back |= used < booked;
         }
         has_units_back
     }
@@ -287,6 +311,11 @@ impl Used {
             (Kind::Success, None, None) => Self::Estimate,
             (Kind::Failure | Kind::Overload | Kind::Ignored, None, None) => Self::Spent(Cost::request()),
         }
+    }
+
+    /// Units booked in a dimension for a request in flight: what it reserved, or what it has reported if that is more.
+    pub(super) fn booked(reported: Option<Cost>, counts: Dimension, reserved: u64) -> u64 {
+        reported.map_or(reserved, |reported| Self::Spent(reported).units(counts, reserved).max(reserved))
     }
 
     /// Units used per dimension. A rate keeps what a request counted as, whatever it reports.

@@ -104,6 +104,9 @@ fn used_tokens_follow_the_outcome() {
     for (reported, outcome, left) in table {
         let mut rig = Rig::new(provider());
         let charge = rig.enter(estimate);
+        if let Some(reported) = reported {
+            rig.spend(&charge, None, reported);
+        }
         let ending = crate::gate::Ending { charge, reported, outcome: &outcome };
         let has_units_back = rig.gates.settle(&rig.plan, ending, 0, rig.now, &mut rig.events);
         assert_eq!(available(&rig)[2..], left, "{reported:?} {outcome:?}");

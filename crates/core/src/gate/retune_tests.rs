@@ -11,7 +11,13 @@ use crate::snapshot::{CircuitState, State};
 use crate::verdict::Gate;
 
 fn slots(slots: Slots) -> Draft {
-    Draft { slots: Some(slots), controller: Controller::Brake(Brake::default()), ..Draft::default() }
+    braked(Draft { slots: Some(slots), ..Draft::default() })
+}
+
+/// With a brake if it has a range for it to move.
+fn braked(draft: Draft) -> Draft {
+    let braked = Draft { controller: Controller::Brake(Brake::default()), ..draft.clone() };
+    if braked.clone().check().is_ok() { braked } else { draft }
 }
 
 fn rate(rate: Rate) -> Draft {
@@ -19,7 +25,7 @@ fn rate(rate: Rate) -> Draft {
 }
 
 fn pace(pace: Pace) -> Draft {
-    Draft { pace: Some(pace), controller: Controller::Brake(Brake::default()), ..Draft::default() }
+    braked(Draft { pace: Some(pace), ..Draft::default() })
 }
 
 /// All gates, none of which limits.

@@ -20,7 +20,7 @@ use crate::time::Instant;
 pub struct Ending<'a> {
     /// What the request took.
     pub charge: Charge,
-    /// Tokens reported as used while it ran.
+    /// Tokens reported as used while it ran, each time to [`Gates::spend`].
     pub reported: Option<Cost>,
     /// Its outcome, which is large to copy.
     pub outcome: &'a Outcome,
@@ -104,9 +104,10 @@ impl Gates {
         } else if plan.settles_timed() || outcome.has_hint() {
             let from = Origin::of(&charge, outcome, self.latest);
             self.learn(plan, from, outcome, waiting, events);
-            if let (Some(progress), Some(_)) = (&mut self.progress, plan.draft.total) {
-                progress.add_used(Used::of(outcome, reported).estimated(charge.cost()));
-            }
+        }
+        // The last outcome of a request that was answered before reports only its use.
+        if outcome.kind != Kind::Ignored || charge.holds.has(Holds::ANSWERED) {
+            self.add_used(plan, Used::of(outcome, reported), charge.cost());
         }
         let has_tokens_back = self.book(plan, &charge, reported, outcome, events);
         self.give_back(&charge);
@@ -128,6 +129,30 @@ impl Gates {
             self.slots.give_back(1);
         }
         is_plain
+    }
+
+    /// Books what a request in flight reports beyond what it has reserved, so that it counts at once. In total it had
+    /// reported `before`, and now `reported`. Budgets added since it entered count all of it when it ends.
+    pub fn spend(
+        &mut self,
+        plan: &Plan,
+        charge: &Charge,
+        (before, reported): (Option<Cost>, Cost),
+        now: Instant,
+        events: &mut Vec<Event>,
+    ) {
+        self.advance_to(plan, now);
+        let booked = |counts, reserved| {
+            let total = Used::booked(Some(reported), counts, reserved);
+            total.saturating_sub(Used::booked(before, counts, reserved))
+        };
+        if let (Some(budget), true) = (&plan.draft.budget, charge.holds.has(Holds::TOKENS)) {
+            let more = booked(Dimension::Tokens, charge.tokens_held());
+            self.budget.take(budget, more, self.latest, events);
+        }
+        if let (Some(named), Some(plan)) = (&mut self.named, &plan.named) {
+            named.spend(plan, charge, booked, self.latest, events);
+        }
     }
 
     /// Learns from an outcome without ending a request: a response whose body follows, part of a batch, or a
@@ -159,6 +184,9 @@ impl Gates {
                 }
             };
             self.learn(plan, origin, &outcome, waiting, events);
+            if !has_charge {
+                self.add_used(plan, Used::of(&outcome, None), Cost::request());
+            }
         }
         // A request without a permit has reserved nothing, so its reported tokens are recorded.
         if let (false, Some(spent)) = (has_charge, outcome.spent) {
@@ -178,6 +206,14 @@ impl Gates {
         }
         if let (Some(named), Some(plan)) = (&mut self.named, &plan.named) {
             named.record(plan, spent, self.latest, events);
+        }
+    }
+
+    /// Counts what a request of this cost has used, for the estimate of the time left.
+    #[inline]
+    fn add_used(&mut self, plan: &Plan, used: Used, cost: Cost) {
+        if plan.draft.total.is_some() {
+            self.progress.get_or_insert_default().add_used(used.estimated(cost));
         }
     }
 
@@ -254,13 +290,14 @@ impl Gates {
         self.budget.unreserve(estimate);
         let mut has_units_back = false;
         if let (Some(named), Some(plan)) = (&mut self.named, &plan.named) {
-            let used = Used::of(outcome, reported);
-            has_units_back = named.settle(plan, charge, used, self.latest, events);
+            has_units_back = named.settle(plan, charge, (outcome, reported), self.latest, events);
         }
         let Some(budget) = &plan.draft.budget else { return has_units_back };
         let used = Used::of(outcome, reported).units(Dimension::Tokens, estimate);
-        self.budget.settle(budget, estimate, used, charge.entered, self.latest, events);
-        has_units_back || used < estimate
+        let reported = reported.filter(|_| charge.holds.has(Holds::TOKENS));
+        let booked = Used::booked(reported, Dimension::Tokens, estimate);
+        self.budget.settle(budget, booked, used, charge.entered, self.latest, events);
+        has_units_back || used < booked
     }
 }
 

@@ -73,6 +73,51 @@ fn outcomes_have_the_effects_of_their_row() {
     }
 }
 
+/// Regression: the reports of a stream counted only when it ended, so one above its estimate delayed no other caller.
+#[test]
+fn tokens_beyond_the_estimate_count_while_it_runs() {
+    let budget = Budget::tokens(100, secs(60));
+    let mut rig = Rig::new(Draft { budget: Some(budget), ..Draft::default() }.budget_named("tpm", budget));
+    let used = |rig: &Rig| {
+        let seen = rig.snapshot();
+        (seen.tokens_used, 100 - seen.limits[0].available)
+    };
+    for (outcome, spent, left) in [
+        (Outcome::success(), 90_u64, 90_u64),
+        (Outcome::ignored(), 90, 90),
+        (Outcome::success().spent(tokens(95)), 90, 95),
+        (Outcome::success().spent(tokens(15)), 90, 15),
+        (Outcome::failure(), 5, 5),
+    ] {
+        let start = rig.now;
+        let charge = rig.enter(tokens(10));
+        rig.later(secs(1)).spend(&charge, None, tokens(spent / 3));
+        assert_eq!(used(&rig), (10.max(spent / 3), 10.max(spent / 3).cast_signed()));
+        rig.later(secs(1)).spend(&charge, Some(tokens(spent / 3)), tokens(spent));
+        assert_eq!(used(&rig), (10.max(spent), 10.max(spent).cast_signed()), "before it ends");
+        assert_eq!(rig.admit(tokens(20)).is_err(), spent > 80, "others wait for the tokens it has used");
+        let ending = Ending { charge, reported: Some(tokens(spent)), outcome: &outcome };
+        rig.gates.settle(&rig.plan, ending, 0, rig.now, &mut rig.events);
+        let other = if spent > 80 { 0 } else { 20 };
+        assert_eq!(used(&rig), (left + other, (left + other).cast_signed()), "{outcome:?}");
+        rig.at(start + secs(200));
+    }
+}
+
+/// A budget that a request has not reserved from counts its tokens once, when it ends.
+#[test]
+fn budget_added_later_counts_reported_tokens_once() {
+    let budget = |tokens| Draft { budget: Some(Budget::tokens(tokens, secs(60))), ..Draft::default() };
+    let mut rig = Rig::new(Draft { slots: Some(Slots::fixed(1)), ..Draft::default() });
+    let charge = rig.enter(tokens(10));
+    rig.retune(budget(100));
+    rig.spend(&charge, None, tokens(90));
+    assert_eq!(rig.snapshot().tokens_used, 0);
+    let ending = Ending { charge, reported: Some(tokens(90)), outcome: &Outcome::success() };
+    rig.gates.settle(&rig.plan, ending, 0, rig.now, &mut rig.events);
+    assert_eq!(rig.snapshot().tokens_used, 90);
+}
+
 #[test]
 fn outcome_without_permit_teaches_but_returns_nothing() {
     let table = [
@@ -318,7 +363,8 @@ fn controller_events_contain_their_numbers() {
 fn the_circuit_counts_failures_after_a_brake_cut() {
     let circuit = Some(Circuit::after_failures(20));
     for controller in [Controller::Fixed, brake(3)] {
-        let mut rig = Rig::new(Draft { circuit, controller, ..Draft::default() });
+        let slots = Some(Slots::adaptive(20..=40));
+        let mut rig = Rig::new(Draft { circuit, slots, ..Draft::default() }.controlled_by(controller));
         let wave = rig.enter_all(20);
         for (index, charge) in wave.into_iter().enumerate() {
             assert_eq!(rig.snapshot().circuit.unwrap().state, Closed, "after {index} failures");

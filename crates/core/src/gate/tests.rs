@@ -107,9 +107,17 @@ impl Rig {
     }
 
     pub(super) fn settle_reported(&mut self, charge: Charge, reported: Option<u64>, outcome: Outcome) {
+        let reported = reported.map(Cost::from);
+        if let Some(reported) = reported {
+            self.spend(&charge, None, reported);
+        }
         let (plan, events) = (&self.plan, &mut self.events);
-        let ending = Ending { charge, reported: reported.map(Cost::from), outcome: &outcome };
+        let ending = Ending { charge, reported, outcome: &outcome };
         self.gates.settle(plan, ending, self.waiting, self.now, events);
+    }
+
+    pub(super) fn spend(&mut self, charge: &Charge, before: Option<Cost>, reported: Cost) {
+        self.gates.spend(&self.plan, charge, (before, reported), self.now, &mut self.events);
     }
 
     /// Enters and ends at once.

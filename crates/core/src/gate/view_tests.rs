@@ -3,6 +3,7 @@
 use super::super::tests::{REQUEST, Rig, at, bytes, millis, secs, tokens};
 use super::*;
 use crate::cause::Cause;
+use crate::cost::Charge;
 use crate::outcome::Outcome;
 use crate::plan::{Auto, Brake, Budget, Bytes, Circuit, Controller, Draft, Pace, Pause, Rate, Slots};
 use crate::statistics::Outcomes;
@@ -172,6 +173,32 @@ fn eta_is_bounded_by_pace_rate_and_budget() {
         let first = rig.enter(tokens(5));
         rig.later(secs(1)).settle(first, Outcome::success());
         assert_eq!(rig.snapshot().eta, Some(wanted), "{:?}", rig.plan.draft());
+    }
+}
+
+/// Regression: a request that was answered before it ended used nothing, as far as the time left was concerned.
+#[test]
+fn eta_counts_use_of_answered_requests() {
+    let draft = Draft { budget: Some(Budget::tokens(50, secs(10))), total: Some(100), ..Draft::default() };
+    let ends: [fn(&mut Rig, Charge); 3] = [
+        |rig, mut charge| {
+            let (plan, events) = (&rig.plan, &mut rig.events);
+            rig.gates.record(plan, Some(&mut charge), Outcome::success(), 0, rig.now, events);
+            rig.settle(charge, Outcome::ignored().spent(tokens(5)));
+        },
+        |rig, charge| {
+            rig.settle(charge, Outcome::ignored());
+            rig.record(Outcome::success().spent(tokens(5)));
+        },
+        |rig, charge| rig.settle(charge, Outcome::success().spent(tokens(5))),
+    ];
+    for (index, end) in ends.into_iter().enumerate() {
+        let mut rig = Rig::new(draft.clone());
+        let first = rig.enter(tokens(9));
+        end(rig.later(secs(1)), first);
+        // 99 requests need 495 tokens, 45 remain, and the last one takes no longer than the first.
+        let eta = rig.snapshot().eta.expect("one has completed");
+        assert!((secs(90)..=secs(99)).contains(&eta), "{index}: {eta:?}");
     }
 }
 

@@ -112,7 +112,7 @@ impl Problems {
             self.fraction("circuit.error_rate", rate.threshold, f64::MIN_POSITIVE);
             self.count("circuit.samples_min", rate.samples_min, 1, COUNT_MAX);
             self.span("circuit.window", rate.window, Duration::from_nanos(1), SPAN_MAX);
-            self.count("circuit.slices", rate.slices, 1, SLICES_MAX);
+            self.count("circuit.slices", circuit.slices, 1, SLICES_MAX);
         }
         self.span("circuit.open_for", circuit.open_for, Duration::ZERO, SPAN_MAX);
         self.count("circuit.probes", circuit.probes, 1, COUNT_MAX);

@@ -105,7 +105,7 @@ impl List {
         if let Some(rate) = circuit.error_rate {
             self.fraction("circuit.error_rate", rate.threshold);
             self.count("circuit.samples_min", rate.samples_min).span("circuit.window", rate.window);
-            self.count("circuit.slices", rate.slices);
+            self.count("circuit.slices", circuit.slices);
         }
         self.span("circuit.open_for", circuit.open_for).count("circuit.probes", circuit.probes);
     }

@@ -1,7 +1,8 @@
-//! Which limits a controller moves: a range that nothing moves is refused, because it would have no effect.
+//! Which limits a controller moves. A range that nothing moves is refused, because it would have no effect, and so are
+//! a controller that moves nothing and numbers of a phase or a window that does not exist.
 
 use super::check::Problems;
-use super::{Controller, Draft, Pace, Slots};
+use super::{Controller, Draft, Pace, SLICES, Slots};
 use crate::duration::Exact;
 
 impl Controller {
@@ -74,6 +75,36 @@ impl Problems {
             );
             self.add("pace.interval_max", &Exact(pace.interval_max).to_string(), &bound);
         }
+        let has_range = draft.slots.is_some_and(|slots| slots.is_adaptive())
+            || draft.pace.is_some_and(|pace| pace.interval_min < pace.interval_max);
+        if matches!(controller, Controller::Brake(_)) && !has_range {
+            let bound = "`fixed`, because neither slots nor the pace has a range in which it could move them";
+            self.add("controller", controller.word(), bound);
+        }
+    }
+
+    /// Checks that there is what each limit applies to.
+    pub(super) fn check_inert(&mut self, draft: &Draft) {
+        const TAIL: &str =
+            "used with a `pause.tail` above 0s, because it counts only in the phase after a pause";
+        if draft.pause.tail.is_zero() {
+            if let Some(slots) = draft.recovery_slots {
+                self.add("recovery_slots", &slots.to_string(), TAIL);
+            }
+            if let Some(price) = draft.bytes.map(|bytes| bytes.recovering_price).filter(|price| *price > 1) {
+                self.add("bytes.recovering_price", &price.to_string(), TAIL);
+            }
+        }
+        if let Some(pace) = draft.pace.filter(|pace| pace.interval_max.is_zero() && pace.jitter > 0.0) {
+            let bound = "0, because it is a fraction of an interval of 0s";
+            self.add("pace.jitter", &pace.jitter.to_string(), bound);
+        }
+        if let Some(circuit) = draft.circuit.filter(|circuit| circuit.slices != SLICES)
+            && circuit.error_rate.is_none()
+        {
+            let bound = "used with a `circuit.error_rate`, because they divide its window";
+            self.add("circuit.slices", &circuit.slices.to_string(), bound);
+        }
     }
 }
 
@@ -81,7 +112,7 @@ impl Problems {
 mod tests {
     use std::time::Duration;
 
-    use super::super::{Aimd, Auto, Brake};
+    use super::super::{Aimd, Auto, Brake, Bytes, Circuit, Pause};
     use super::*;
 
     fn all() -> [Controller; 4] {
@@ -117,6 +148,51 @@ mod tests {
         ];
         for (controller, wanted) in all().into_iter().zip(wanted) {
             assert_eq!(ranges(controller).check().err().map(|error| error.to_string()), wanted);
+        }
+    }
+
+    /// Regression: each of these was accepted, and limited nothing.
+    #[test]
+    fn number_without_effect_is_refused() {
+        const SECOND: Duration = Duration::from_secs(1);
+        const TAIL: &str =
+            "used with a `pause.tail` above 0s, because it counts only in the phase after a pause";
+        let base = Draft::default;
+        let brake = Controller::Brake(Brake::default());
+        let still = "`controller` is brake, and must be `fixed`, because neither slots nor the pace has a range in which it could move them";
+        let slices = |circuit: Circuit| Draft { circuit: Some(circuit.slices(30)), ..base() };
+        let table = [
+            (Draft { controller: brake, ..base() }, still.to_owned()),
+            (Draft { slots: Some(Slots::fixed(8)), controller: brake, ..base() }, still.to_owned()),
+            (Draft { pace: Some(Pace::every(SECOND)), controller: brake, ..base() }, still.to_owned()),
+            (
+                Draft { recovery_slots: Some(5), ..base() },
+                format!("`recovery_slots` is 5, and must be {TAIL}"),
+            ),
+            (
+                Draft { bytes: Some(Bytes::in_flight(9).recovering_price(20)), ..base() },
+                format!("`bytes.recovering_price` is 20, and must be {TAIL}"),
+            ),
+            (
+                Draft { pace: Some(Pace::every(Duration::ZERO).jitter(0.5)), ..base() },
+                "`pace.jitter` is 0.5, and must be 0, because it is a fraction of an interval of 0s".to_owned(),
+            ),
+            (
+                slices(Circuit::after_failures(3)),
+                "`circuit.slices` is 30, and must be used with a `circuit.error_rate`, because they divide its window"
+                    .to_owned(),
+            ),
+        ];
+        for (draft, wanted) in table {
+            assert_eq!(draft.check().unwrap_err().to_string(), wanted);
+        }
+        let tail = Draft { pause: Pause::default().tail(SECOND), ..base() };
+        for draft in [
+            Draft { recovery_slots: Some(5), bytes: Some(Bytes::in_flight(9).recovering_price(20)), ..tail },
+            Draft { bytes: Some(Bytes::in_flight(9)), ..base() },
+            slices(Circuit::at_error_rate(0.5, 1, SECOND)),
+        ] {
+            assert!(draft.check().is_ok());
         }
     }
 

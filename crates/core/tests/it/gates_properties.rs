@@ -142,14 +142,22 @@ impl Model {
             Kind::Success => spent.unwrap_or(charge.tokens_held()),
             _ => spent.unwrap_or(0),
         };
-        self.overdraft += used.saturating_sub(charge.tokens_held());
+        // What it reported counts at once, and may stay booked after what it reserved has left the window.
+        self.overdraft += used.max(reported.unwrap_or(0)).saturating_sub(charge.tokens_held());
         let is_idle = !self.plan.settles_timed() && !outcome.has_hint() && outcome.malformed() == 0;
         if self.uses_fast_path && is_idle && self.gates.leave_plain(&charge) {
             return;
         }
-        let ending = Ending { charge, reported: reported.map(Cost::from), outcome: &outcome };
         // Like the shell, which reads no clock if the time is not needed.
         let now = if is_idle { self.gates.latest() } else { self.now };
+        let reported = reported.map(Cost::from);
+        if let Some(reported) = reported {
+            let part = Cost::from(reported.tokens / 2);
+            for reports in [(None, part), (Some(part), reported)] {
+                self.gates.spend(&self.plan, &charge, reports, now, &mut self.events);
+            }
+        }
+        let ending = Ending { charge, reported, outcome: &outcome };
         self.gates.settle(&self.plan, ending, 2, now, &mut self.events);
     }
 

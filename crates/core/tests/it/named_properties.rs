@@ -184,6 +184,9 @@ impl Model {
             };
             used - reserved
         });
+        if let Some(reported) = reported {
+            self.gates.spend(&self.plan, &held.charge, (None, reported), NOW, &mut self.events);
+        }
         let ending = Ending { charge: held.charge, reported, outcome: &outcome };
         self.gates.settle(&self.plan, ending, 0, NOW, &mut self.events);
     }

@@ -142,7 +142,7 @@ impl Assembly {
         let pace = if self.is_given("pace.interval_max") { self.pace() } else { fixed.pace };
         Draft {
             slots,
-            recovery_slots: self.count("recovery_slots"),
+            recovery_slots: self.count("recovery_slots").filter(|_| self.is_used_in_tail("recovery_slots")),
             bytes: self.bytes(),
             pace,
             rate: self.rate(),
@@ -171,7 +171,13 @@ impl Assembly {
         let because = self.any_of("bytes.")?;
         let bytes = Bytes::in_flight(self.needed("bytes.capacity", because, Self::units)?);
         let price = self.count("bytes.recovering_price");
+        let price = price.filter(|_| self.is_used_in_tail("bytes.recovering_price"));
         Some(price.map_or(bytes, |price| bytes.recovering_price(u16::try_from(price).unwrap_or(u16::MAX))))
+    }
+
+    /// A number of the tail that only the preset has follows the tail; one that was given is checked.
+    fn is_used_in_tail(&self, key: &str) -> bool {
+        self.is_given(key) || self.span("pause.tail").is_some_and(|tail| !tail.is_zero())
     }
 
     fn pace(&mut self) -> Option<Pace> {

@@ -59,6 +59,6 @@ impl Inner {
     /// Why a request would be refused at once, regardless of how long it could wait.
     pub(super) fn refuses(&self, cost: Cost) -> Option<Refused> {
         let (state, now) = self.lock_timed(self.reading());
-        state.gates.refuses(&state.plan, cost, now.max(state.gates.latest()))
+        state.gates.refuses(&state.plan, cost, now)
     }
 }

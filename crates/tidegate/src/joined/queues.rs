@@ -6,7 +6,7 @@
 //! is soon drawn by many callers at once; a refusal resets it to one, so that an exhausted limit does not get a draw
 //! from every waiter for each returned unit.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -36,10 +36,14 @@ pub(crate) struct QueueKey {
     pub(crate) subject: Subject,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct SubjectQueue {
     /// Waiters by arrival number, lowest first.
     waiting: BTreeMap<u64, Waiter>,
+    /// The deadlines of waiters with their arrival numbers, earliest first.
+    deadlines: BTreeSet<(Instant, u64)>,
+    /// Waiters that have left at the front: the others have moved up by as many places.
+    left: usize,
     /// Released waiters whose draw has not completed.
     released: usize,
     /// How many waiters may be released concurrently.
@@ -64,6 +68,8 @@ pub(crate) struct Place<'a> {
     number: u64,
     wake: Arc<Notify>,
     deadline: Option<Instant>,
+    /// Waiters that were ahead of it when it joined, and those that had left before them.
+    position: usize,
     state: PlaceState,
 }
 
@@ -126,7 +132,8 @@ impl Queues {
         deadline: Option<Instant>,
     ) -> Place<'_> {
         let wake = Arc::new(Notify::new());
-        let place = Place { queues: self, key, number, wake, deadline, state: PlaceState::Queued };
+        let mut place =
+            Place { queues: self, key, number, wake, deadline, position: 0, state: PlaceState::Queued };
         place.put(ready_at, false);
         place
     }
@@ -149,7 +156,8 @@ impl SubjectQueue {
         let mut released = 0;
         while let Some(first) = self.waiting.first_entry() {
             if self.released < self.window && first.get().ready_at.is_none() {
-                woken.push(first.remove().wake);
+                let number = *first.key();
+                woken.extend(self.remove(number).map(|waiter| waiter.wake));
                 self.released += 1;
                 released += 1;
                 continue;
@@ -177,14 +185,37 @@ impl SubjectQueue {
         if ready_at.is_some() {
             self.window = 1;
         }
+        self.deadlines.extend(waiter.deadline.map(|end| (end, number)));
         self.waiting.insert(number, waiter);
-        let is_first = self.waiting.first_key_value().is_some_and(|(first, _)| *first == number);
-        if let (true, Some(ready_at)) = (is_first, ready_at) {
+        if let (true, Some(ready_at)) = (self.is_first(number), ready_at) {
             // Waiters whose deadline is before the head's time fail now.
-            let late =
-                self.waiting.values().filter(|waiter| waiter.deadline.is_some_and(|end| end < ready_at));
-            woken.extend(late.map(|waiter| Arc::clone(&waiter.wake)));
+            woken.extend(self.late(ready_at).map(|waiter| Arc::clone(&waiter.wake)));
         }
+    }
+
+    /// The waiters whose deadline is before `ready_at`, without visiting the others.
+    fn late(&self, ready_at: Instant) -> impl Iterator<Item = &Waiter> {
+        let late = self.deadlines.iter().take_while(move |(end, _)| *end < ready_at);
+        late.filter_map(|(_, number)| self.waiting.get(number))
+    }
+
+    /// Removes a waiter. If it was the first, the others move up.
+    fn remove(&mut self, number: u64) -> Option<Waiter> {
+        self.left += usize::from(self.is_first(number));
+        let waiter = self.waiting.remove(&number)?;
+        if let Some(end) = waiter.deadline {
+            self.deadlines.remove(&(end, number));
+        }
+        Some(waiter)
+    }
+
+    fn is_first(&self, number: u64) -> bool {
+        self.waiting.first_key_value().is_some_and(|(first, _)| *first == number)
+    }
+
+    /// The waiters ahead of one that joined at `position`. Some that left before their turn are included.
+    fn ahead_of(&self, position: usize) -> usize {
+        position.saturating_sub(self.left).min(self.waiting.len().saturating_sub(1))
     }
 }
 
@@ -205,10 +236,10 @@ impl Place<'_> {
         }
     }
 
-    /// Counts the waiters ahead of it, in linear time: only for a caller that leaves with an error.
+    /// The waiters ahead of it, at most: some that left before their turn may be included.
     pub(crate) fn ahead(&self) -> usize {
         let queues = self.queues.by_key.lock();
-        queues.get(&self.key).map_or(0, |queue| queue.waiting.range(..self.number).count())
+        queues.get(&self.key).map_or(0, |queue| queue.ahead_of(self.position))
     }
 
     /// Completes when this waiter is released, becomes the head, or cannot be served before its deadline.
@@ -241,25 +272,30 @@ impl Place<'_> {
         });
     }
 
-    fn put(&self, ready_at: Option<Instant>, was_released: bool) {
+    fn put(&mut self, ready_at: Option<Instant>, was_released: bool) {
         let waiter = Waiter { wake: Arc::clone(&self.wake), ready_at, deadline: self.deadline };
         self.queues.waiting.fetch_add(1, Ordering::AcqRel);
+        let mut position = self.position;
         self.change(|queue, woken| {
-            queue.released -= usize::from(was_released);
+            if was_released {
+                // It is back at the place that it had left at the front.
+                queue.released -= 1;
+                queue.left -= 1;
+            } else {
+                position = queue.left + queue.waiting.len();
+            }
             queue.put(self.number, waiter, woken);
         });
+        self.position = position;
     }
 
     /// Changes the queue, then releases the waiters that the change allows.
     fn change(&self, change: impl FnOnce(&mut SubjectQueue, &mut Vec<Arc<Notify>>)) {
         let mut woken = Vec::new();
         let mut queues = self.queues.by_key.lock();
-        let queue = queues.entry(self.key.clone()).or_insert_with(|| SubjectQueue {
-            waiting: BTreeMap::new(),
-            released: 0,
-            window: 1,
-            head: None,
-        });
+        let queue = queues
+            .entry(self.key.clone())
+            .or_insert_with(|| SubjectQueue { window: 1, ..SubjectQueue::default() });
         change(queue, &mut woken);
         let released = queue.advance(&mut woken);
         if queue.waiting.is_empty() && queue.released == 0 {
@@ -282,7 +318,7 @@ impl Drop for Place<'_> {
         let mut was_waiting = false;
         self.change(|queue, _| {
             let was_first = queue.waiting.first_key_value().is_none_or(|(first, _)| self.number <= *first);
-            was_waiting = queue.waiting.remove(&self.number).is_some();
+            was_waiting = queue.remove(self.number).is_some();
             if !was_waiting {
                 // It was released, whether or not it has observed that.
                 queue.released -= 1;
@@ -295,5 +331,68 @@ impl Drop for Place<'_> {
         if was_waiting {
             self.queues.waiting.fetch_sub(1, Ordering::AcqRel);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const WAITERS: usize = 10_000;
+
+    fn key() -> QueueKey {
+        QueueKey { throttle: 1, subject: Subject::new("acme", "gpt-4").expect("valid names") }
+    }
+
+    /// 10,000 waiters behind a head that was refused until `base + 1 s`; every hundredth has a deadline before
+    /// `base + 1 min`.
+    fn queued(queues: &Queues, base: Instant) -> Vec<Place<'_>> {
+        let ready_at = base + Duration::from_secs(1);
+        let enter = |index: usize| {
+            let span = if index % 100 == 99 { 30 } else { 90 };
+            let refused = (index == 0).then_some(ready_at);
+            queues.enter(key(), queues.number(), refused, Some(base + Duration::from_secs(span)))
+        };
+        (0..WAITERS).map(enter).collect()
+    }
+
+    /// Regression: a refused head visited all waiters, under the lock of all subjects.
+    #[test]
+    fn refused_head_visits_only_late_waiters() {
+        let (queues, base) = (Queues::default(), Instant::now());
+        let _places = queued(&queues, base);
+        let mut guard = queues.by_key.lock();
+        let queue = guard.get_mut(&key()).expect("a queue");
+        for (span, wanted) in [(1, 0), (31, WAITERS / 100), (91, WAITERS)] {
+            let ready_at = base + Duration::from_secs(span);
+            let visited = queue.deadlines.iter().take_while(|(end, _)| *end < ready_at).count();
+            assert_eq!((visited, queue.late(ready_at).count()), (wanted, wanted), "in {span} s");
+        }
+    }
+
+    /// Regression: each caller that timed out counted all waiters ahead of it.
+    #[test]
+    fn waiters_ahead_follow_from_positions() {
+        let (queues, base) = (Queues::default(), Instant::now());
+        let mut places = queued(&queues, base);
+        let ahead = |places: &[Place<'_>]| places.iter().map(Place::ahead).collect::<Vec<_>>();
+        assert_eq!(ahead(&places), (0..WAITERS).collect::<Vec<_>>());
+        // The head is released, and refused again.
+        places[0].make_due();
+        assert_eq!((places[0].status(), places[WAITERS - 1].ahead()), (PlaceStatus::Released, WAITERS - 2));
+        places[0].refused(base + Duration::from_secs(2));
+        assert_eq!(ahead(&places), (0..WAITERS).collect::<Vec<_>>());
+        // Callers that leave at the front or at the end are not counted, others may be.
+        drop(places.drain(..10));
+        places.truncate(100);
+        assert_eq!((places[0].status(), places[1].ahead()), (PlaceStatus::Released, 0));
+        places[0].refused(base + Duration::from_secs(2));
+        assert_eq!(ahead(&places), (0..100).collect::<Vec<_>>());
+        drop(places.drain(1..99));
+        assert_eq!(ahead(&places), [0, 1]);
+        drop(places);
+        assert!(queues.are_empty() && queues.by_key.lock().is_empty());
     }
 }

@@ -1,5 +1,6 @@
 //! Runs work under joined limits, with the retries of [`Runner`].
 
+use std::borrow::Cow;
 use std::future::Future;
 
 use tidegate_core::cost::Cost;
@@ -60,7 +61,7 @@ impl Joined {
 
     /// A runner with the throttle's [`Retry`](crate::Retry), to change it or the classification of results.
     pub fn runner(&self) -> Runner<'_, EveryError, Self> {
-        Runner { source: self, retry: self.throttle.retry_rule(), classify: EveryError }
+        Runner { source: Cow::Borrowed(self), retry: self.throttle.retry_rule(), classify: EveryError }
     }
 }
 
@@ -94,8 +95,8 @@ impl<'a, C> Runner<'a, C, Joined> {
                 Err(refused) => retry_state.refused(refused.retry_after(), refused),
                 Ok(permit) => {
                     let attempt = retry_state.admitted();
-                    let running = attempt.under(permit);
-                    let result = work(attempt).await;
+                    let mut running = attempt.under(permit);
+                    let result = running.run(work(attempt)).await;
                     let ending = retry_state.completed(self.classify.classify(&result));
                     // What the store does not confirm is sent again by the settler.
                     let _unconfirmed = running.into_permit().settle(ending.outcome()).await;

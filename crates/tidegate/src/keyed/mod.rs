@@ -14,7 +14,7 @@ mod rules;
 mod shard;
 mod snapshot;
 
-use std::borrow::Borrow;
+use std::borrow::{Borrow, Cow};
 use std::fmt;
 use std::future::Future;
 use std::hash::Hash;
@@ -35,7 +35,7 @@ pub use snapshot::{KeyView, KeyedSnapshot, Snapshots};
 
 use crate::acquire::cooperate;
 use crate::permit::Permit;
-use crate::run::{Attempt, RunError};
+use crate::run::{Attempt, EveryError, RunError, Runner};
 use crate::throttle::Throttle;
 use registry::Registry;
 use shard::Entered;
@@ -171,32 +171,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
     /// whatever it contains.
     ///
     /// Responses of most HTTP clients are therefore not classified here: a 429 or a 503 is an `Ok`, and
-    /// neither the overload nor its retry time is learned. For those use the throttle of the key and a
-    /// [`Runner`](crate::Runner) that classifies the whole result: [`classify`](crate::Runner::classify) with
-    /// a function, or [`classified_by`](crate::Runner::classified_by) with `HttpClasses` by status and
-    /// headers.
-    ///
-    /// ```
-    /// use tidegate::{Authority, Class, Classes, Completion, Cost, Keyed};
-    /// # async fn get(attempt: u32) -> Result<u16, std::io::Error> { Ok(if attempt == 0 { 503 } else { 200 }) }
-    ///
-    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let (hosts, host) = (Keyed::hosts().build()?, Authority::new("example.com")?);
-    /// let classes = Classes::new();
-    /// let throttle = hosts.throttle(&host);
-    /// let status = throttle
-    ///     .runner()
-    ///     .classify(|reply: &Result<u16, _>| match reply {
-    ///         Ok(status) => Class::of(&classes, Completion::Status(*status)),
-    ///         Err(_) => Class::of(&classes, Completion::Connection),
-    ///     })
-    ///     .run(Cost::request(), |attempt| get(attempt.number))
-    ///     .await?;
-    /// assert_eq!(status, 200, "the 503 was retried");
-    /// # Ok(())
-    /// # }
-    /// ```
+    /// neither the overload nor its retry time is learned. For those use a [`runner`](Self::runner) that
+    /// classifies the whole result.
     ///
     /// # Errors
     /// As [`Throttle::run`].
@@ -211,6 +187,39 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Keyed<K> {
         W: Future<Output = Result<T, E>>,
     {
         self.throttle(key).run(cost, work).await
+    }
+
+    /// A runner for `key` with the [`Retry`](crate::Retry) of its limits. To classify whole results, use
+    /// [`classify`](Runner::classify) with a function, or [`classified_by`](Runner::classified_by) with
+    /// `HttpClasses` by status and headers. It keeps the key alive.
+    ///
+    /// ```
+    /// use tidegate::{Authority, Class, Classes, Completion, Cost, Keyed};
+    /// # async fn get(attempt: u32) -> Result<u16, std::io::Error> { Ok(if attempt == 0 { 503 } else { 200 }) }
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let (hosts, host) = (Keyed::hosts().build()?, Authority::new("example.com")?);
+    /// let classes = Classes::new();
+    /// let status = hosts
+    ///     .runner(&host)
+    ///     .classify(|reply: &Result<u16, _>| match reply {
+    ///         Ok(status) => Class::of(&classes, Completion::Status(*status)),
+    ///         Err(_) => Class::of(&classes, Completion::Connection),
+    ///     })
+    ///     .run(Cost::request(), |attempt| get(attempt.number))
+    ///     .await?;
+    /// assert_eq!(status, 200, "the 503 was retried");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn runner<Q>(&self, key: &Q) -> Runner<'static, EveryError>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        let throttle = self.throttle(key);
+        Runner { retry: throttle.retry_rule(), source: Cow::Owned(throttle), classify: EveryError }
     }
 
     /// [`run`](Self::run) for blocking code, as [`Throttle::run_blocking`].

@@ -32,7 +32,8 @@ pub enum LimitError {
     Waiting {
         /// The subject.
         subject: Subject,
-        /// The number of waiters.
+        /// The number of waiters. For a caller that has waited itself it is an upper bound: callers that left before their
+        /// turn may be included.
         ahead: usize,
         /// When the first of them can be served, if known.
         retry_after: Option<Duration>,

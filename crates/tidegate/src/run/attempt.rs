@@ -2,6 +2,8 @@
 //!
 //! The work does not get the permit itself: it could settle or keep it, and no backoff may hold a permit.
 
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
 
 use tidegate_core::cost::Cost;
@@ -17,7 +19,7 @@ pub struct Attempt {
     reported: ReportedTokens,
 }
 
-/// Tokens that an attempt reported; `None` before the first report.
+/// Tokens that an attempt reported and its permit has not got yet.
 type ReportedTokens = Arc<Mutex<Option<Cost>>>;
 
 impl Attempt {
@@ -25,8 +27,10 @@ impl Attempt {
         Self { number, reported: Arc::default() }
     }
 
-    /// Reports tokens as they are used, as [`Permit::spend`](crate::Permit::spend). They stay used regardless of how the attempt ends: by a
-    /// result, a retry, a cancelled run or a panic. Reports after its end are ignored.
+    /// Reports tokens as they are used, as [`Permit::spend`](crate::Permit::spend). They stay used regardless of how the
+    /// attempt ends: by a result, a retry, a cancelled run or a panic. Reports after its end are ignored.
+    ///
+    /// They reach the permit when the work next awaits, and in `run_blocking` when the attempt ends.
     ///
     /// ```
     /// use std::time::Duration;
@@ -63,7 +67,8 @@ pub(crate) trait Spend {
     fn spend(&mut self, tokens: Cost);
 }
 
-/// The permit of a running attempt. It gets the attempt's reports when the attempt ends or is dropped.
+/// The permit of a running attempt. It gets the attempt's reports after each poll, and when the attempt ends or is
+/// dropped.
 pub(crate) struct AttemptPermit<P: Spend> {
     /// `None` once taken.
     permit: Option<P>,
@@ -71,6 +76,17 @@ pub(crate) struct AttemptPermit<P: Spend> {
 }
 
 impl<P: Spend> AttemptPermit<P> {
+    /// Runs the attempt.
+    pub(crate) async fn run<W: Future>(&mut self, work: W) -> W::Output {
+        let mut work = pin!(work);
+        poll_fn(|context| {
+            let poll = work.as_mut().poll(context);
+            self.report();
+            poll
+        })
+        .await
+    }
+
     /// The attempt has completed.
     pub(crate) fn into_permit(mut self) -> P {
         self.report();
@@ -78,7 +94,7 @@ impl<P: Spend> AttemptPermit<P> {
     }
 
     fn report(&mut self) {
-        let reported = *self.reported.lock();
+        let reported = self.reported.lock().take();
         if let (Some(permit), Some(tokens)) = (&mut self.permit, reported) {
             permit.spend(tokens);
         }

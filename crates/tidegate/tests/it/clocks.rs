@@ -2,11 +2,13 @@
 
 use std::thread;
 
+use tidegate::store::wrap::Verb;
 use tidegate::{
-    Budget, Circuit, Clock, FastClock, Instant, ManualClock, Outcome, Pace, Rate, Refused, Slots, Throttle,
-    TokioClock,
+    Auto, Budget, Builder, Circuit, Clock, Controller, Cost, FastClock, Instant, Keyed, Limit, ManualClock,
+    Memory, Outcome, Pace, Random, Rate, Refused, Slots, Throttle, TokioClock,
 };
 
+use crate::kit::limiter::{ACME, Act, HookStore, Moment, over};
 use crate::kit::{Caller, REQUEST, millis, secs, settle_tasks};
 
 #[test]
@@ -295,24 +297,100 @@ async fn early_returning_sleeps_do_not_spin() {
     assert!(waiter.permit().is_some());
 }
 
+/// The clock before it is set back by 90,000 s.
+const LATE: Instant = Instant::from_nanos(100_000 * 1_000_000_000);
+
+/// Sets the clock back after `use_up`, and fails unless the first refusal's retry time is enough.
+#[track_caller]
+fn check_set_back<P>(
+    clock: &ManualClock,
+    acquire: impl Fn() -> Result<P, Refused>,
+    use_up: impl FnOnce(),
+    refusals: u32,
+) {
+    use_up();
+    clock.set(Instant::ZERO + secs(10_000));
+    let mut seen = 0;
+    while let Err(refused) = acquire() {
+        let after = refused.retry_after().expect("time decides");
+        assert!(seen > 0 || after >= secs(90_000), "{refused}");
+        clock.advance(after);
+        seen += 1;
+        assert!(seen <= refusals, "{refused}");
+    }
+    assert!(seen > 0);
+}
+
+fn late_clock() -> ManualClock {
+    let clock = ManualClock::new();
+    clock.set(LATE);
+    clock
+}
+
 /// Regression: the wait was counted from the latest time seen, so a caller was sent away again and again until
 /// the clock had caught up.
 #[test]
 fn retry_after_counts_from_a_clock_that_was_set_back() {
+    let budget = Budget::tokens(9, secs(5));
     let open = Circuit::after_failures(1).open_for(secs(30));
-    let limited = [
-        Throttle::builder().rate(Rate::per_second(1)),
-        Throttle::builder().pace(Pace::every(secs(1))),
-        Throttle::builder().circuit(open),
+    let slow = Controller::Auto(Auto::default().within(1.0..=1.0).rate_start(1.0));
+    let limited: [(Builder, u32); 8] = [
+        (Throttle::builder().rate(Rate::per_second(1)), 1),
+        (Throttle::builder().pace(Pace::every(secs(1))), 1),
+        (Throttle::builder().circuit(open), 1),
+        (Throttle::builder().budget(budget), 1),
+        (Throttle::builder().rate_named("rps", Rate::per_second(1)), 1),
+        (Throttle::builder().budget_named("tpm", budget), 1),
+        (Throttle::builder().slots(Slots::unlimited()), 1),
+        // A learned pace rises while callers wait, so they ask again early.
+        (Throttle::builder().slots(Slots::adaptive(1..=8)).controller(slow), 100),
     ];
-    for builder in limited {
-        let clock = ManualClock::new();
-        let throttle = builder.clock(clock.clone()).build().unwrap();
-        clock.set(Instant::ZERO + secs(100_000));
-        throttle.try_acquire(REQUEST).unwrap().settle(Outcome::failure());
-        clock.set(Instant::ZERO + secs(10_000));
-        let refused = throttle.try_acquire(REQUEST).unwrap_err();
-        clock.advance(refused.retry_after().unwrap());
-        assert!(throttle.try_acquire(REQUEST).is_ok(), "{refused}");
+    for (index, (builder, refusals)) in limited.into_iter().enumerate() {
+        let clock = late_clock();
+        let throttle = builder.clock(clock.clone()).random(Random::fixed(0.0)).build().unwrap();
+        let use_up = || {
+            throttle.try_acquire(9).unwrap().settle(Outcome::failure().spent(Cost::from(9)));
+            if index == 6 {
+                throttle.pause(secs(5));
+            }
+            // Auto admits a burst first.
+            while index == 7 && throttle.try_acquire(9).map(drop).is_ok() {}
+        };
+        check_set_back(&clock, || throttle.try_acquire(9), use_up, refusals);
+    }
+
+    // A key with only a rate has no throttle.
+    let clock = late_clock();
+    let limits = Throttle::builder().rate(Rate::per_second(1)).limits().unwrap();
+    let keyed: Keyed<u32> = Keyed::builder(limits).clock(clock.clone()).build().unwrap();
+    let use_up = || drop(keyed.try_acquire(&1, REQUEST).unwrap());
+    check_set_back(&clock, || keyed.try_acquire(&1, REQUEST), use_up, 1);
+}
+
+/// Regression: a circuit that opened during the draw was reported with a wait from the latest time seen.
+#[tokio::test]
+async fn joined_retry_after_counts_from_a_clock_set_back() {
+    let open = Circuit::after_failures(1).open_for(secs(30));
+    for pauses in [false, true] {
+        let clock = late_clock();
+        let builder = Throttle::builder().slots(Slots::fixed(2)).circuit(open).clock(clock.clone());
+        let throttle = builder.random(Random::fixed(0.0)).build().unwrap();
+        let changed = throttle.clone();
+        let store = HookStore::new(&Memory::new(), move |verb, moment| {
+            if let (Verb::Draw, Moment::After) = (verb, moment) {
+                // After the local half was admitted.
+                if pauses {
+                    changed.pause(secs(30));
+                } else {
+                    changed.record_failure();
+                }
+                clock.set(Instant::ZERO + secs(10_000));
+            }
+            Act::Pass
+        });
+        let limiter = over(&store).defaults([Limit::per_hour("rpm", 5)]).build().unwrap();
+        let joined = throttle.limited_by(&limiter);
+        let error = joined.try_acquire(ACME, REQUEST).await.map(drop).unwrap_err();
+        assert_eq!(error.retry_after(), Some(secs(90_030)), "{error}");
     }
 }

@@ -169,8 +169,8 @@ fn controller_retry_and_total_keys_set_the_draft() {
         ("controller = 'fixed'\nslots.max = 5", Draft { slots: Some(Slots::fixed(5)), ..Draft::default() }),
         ("preset = 'gentle'\ncontroller = 'fixed'", Draft::gentle().controlled_by(Controller::Fixed)),
         (
-            "preset = 'empty'\nbrake.within = 1",
-            Draft { controller: Controller::Brake(Brake::default().at(3, SECOND)), ..Draft::default() },
+            "preset = 'gentle'\nbrake.within = 1",
+            Draft { controller: Controller::Brake(Brake::default().at(3, SECOND)), ..Draft::gentle() },
         ),
         (
             "preset = 'empty'\nslots = { min = 2, max = 40 }",

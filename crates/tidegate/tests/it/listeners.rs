@@ -83,7 +83,7 @@ fn listener_may_call_the_throttle() {
                 && counter.fetch_add(1, Ordering::SeqCst) < 5
             {
                 drop(throttle.try_acquire(REQUEST));
-                throttle.retune(|limits| limits.slots = Some(Slots::fixed(3))).unwrap();
+                throttle.retune(|limits| limits.slots = Some(Slots::adaptive(1..=3))).unwrap();
                 assert!(throttle.snapshot().slots <= Some(8));
             }
             level.fetch_sub(1, Ordering::SeqCst);

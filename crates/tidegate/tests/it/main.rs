@@ -23,6 +23,7 @@ mod properties;
 mod queue;
 mod readme;
 mod run;
+mod run_tokens;
 mod throttle;
 mod timer;
 

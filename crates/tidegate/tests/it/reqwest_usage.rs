@@ -88,6 +88,33 @@ async fn unknown_usage_settles_with_the_estimate() {
     }
 }
 
+/// Regression: a stream above 1 MiB was settled with the estimate, although its usage is in the last chunk.
+#[tokio::test]
+async fn long_body_is_read_for_its_usage_at_its_end() {
+    const BODY_MAX: usize = 1 << 20;
+    const TAIL: usize = 64 << 10;
+    let clock = ManualClock::new();
+    let server = TestServer::start(&clock, |request| {
+        let length: usize = request.path[1..].parse().expect("a length");
+        Reply::status(200).body(&("x".repeat(length - 6) + "used 7"))
+    })
+    .await;
+    for (length, seen) in [(BODY_MAX, BODY_MAX), (BODY_MAX + 1, TAIL), (3 * BODY_MAX + 5, TAIL)] {
+        let throttle = budget(&clock);
+        let lengths = Arc::new(AtomicUsize::new(0));
+        let read = Arc::clone(&lengths);
+        let throttling = Throttling::one(throttle.clone()).cost(|_| Cost::from(ESTIMATE));
+        let throttling = throttling.used(move |_, body| {
+            read.store(body.len(), Ordering::SeqCst);
+            Some(Cost::from(u64::from(body.last()? - b'0')))
+        });
+        let client = throttling.client(reqwest::Client::builder()).expect("a client");
+        let response = client.get(server.url(&format!("/{length}"))).send().await.expect("a response");
+        assert_eq!(response.bytes().await.expect("a body").len(), length, "the caller gets all of it");
+        assert_eq!((throttle.snapshot().tokens_used, lengths.load(Ordering::SeqCst)), (7, seen), "{length}");
+    }
+}
+
 #[tokio::test]
 async fn rejected_request_uses_nothing() {
     let clock = ManualClock::new();

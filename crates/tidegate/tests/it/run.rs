@@ -552,37 +552,6 @@ async fn boxed_work_errors_pass_through_question_mark() {
     assert_eq!(source.map(ToString::to_string).as_deref(), Some("reset"));
 }
 
-#[tokio::test(start_paused = true)]
-async fn tokens_spent_by_attempts_stay_used() {
-    let throttle = Throttle::builder()
-        .budget(Budget::tokens(10_000, secs(60)))
-        .retry(immediate_retries(3))
-        .build()
-        .unwrap();
-    let result = throttle
-        .run(800, |attempt| async move {
-            attempt.spend(100);
-            if attempt.number < 2 {
-                return Err("lost");
-            }
-            attempt.spend(50);
-            Ok(())
-        })
-        .await;
-    assert_eq!((result, throttle.snapshot().tokens_used), (Ok(()), 350));
-
-    let cancelled: Result<Result<(), RunError<()>>, _> = tokio::time::timeout(
-        secs(1),
-        throttle.run(800, |attempt| async move {
-            attempt.spend(7);
-            std::future::pending().await
-        }),
-    )
-    .await;
-    assert!(cancelled.is_err());
-    assert_eq!(throttle.snapshot().tokens_used, 357, "what a cancelled attempt reported");
-}
-
 /// Decrements the count of running work on drop.
 struct WorkGuard(Arc<AtomicU32>);
 

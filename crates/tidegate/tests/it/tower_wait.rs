@@ -51,6 +51,27 @@ async fn keyed_service_is_always_ready_and_isolates_hosts() {
     waits.await.expect("a response");
 }
 
+/// Regression: a request whose body was streamed had used no tokens, so the time left ignored the budget.
+#[tokio::test(start_paused = true)]
+async fn time_left_counts_tokens_of_streamed_answers() {
+    for (pieces, status, tokens) in [(0, 200, 5), (2, 200, 5), (2, 500, 0)] {
+        let builder = Throttle::builder().slots(Slots::fixed(50)).budget(Budget::tokens(50, secs(10)));
+        let throttle = builder.total(100).build().expect("within the bounds");
+        let layer = ThrottleLayer::new(throttle.clone()).cost(|_: &MockRequest| Cost::from(5));
+        let (mut service, mut handle): (Spawn<_>, _) = mock::spawn_layer(layer);
+        assert!(service.poll_ready::<MockRequest>().is_ready());
+        let mut call = service.call(get());
+        assert!(poll(&mut call).is_pending());
+        advance(secs(1)).await;
+        next(&mut handle).send_response(mock_response(status, pieces));
+        drop(call.await.expect("a response"));
+        // 99 requests need 495 tokens, of which 45 remain; without any, the slots need two rounds.
+        let wanted = if tokens > 0 { secs(90)..=secs(92) } else { secs(1)..=secs(3) };
+        let eta = throttle.snapshot().eta.expect("one has completed");
+        assert!(wanted.contains(&eta), "{status}, {pieces} pieces: {eta:?}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn dropped_waiting_call_leaves_the_queue() {
     let hosts = hosts(1);

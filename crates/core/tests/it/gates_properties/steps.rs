@@ -7,7 +7,8 @@ use proptest::sample::Index;
 use tidegate_core::cost::Cost;
 use tidegate_core::outcome::Outcome;
 use tidegate_core::plan::{
-    Aimd, Brake, Budget, Bytes, Circuit, Controller, Draft, Oversize, Pace, Pause, Rate, SizeRule, Slots,
+    Aimd, Brake, Budget, Bytes, Circuit, Controller, Draft, FieldValue, Oversize, Pace, Pause, Rate,
+    SizeRule, Slots,
 };
 
 /// The numbers of a plan that the model checks.
@@ -49,8 +50,11 @@ where
 
 /// Plans of timed gates only, so that no request waits for a completion.
 pub(crate) fn timed_limits() -> impl Strategy<Value = Limits> {
-    let pace = (0_u64..400, 0_u64..2_000, prop_oneof![Just(0.0), 0.0..=1.0])
-        .prop_map(|(min, more, jitter)| Pace::every(millis(min)).slowest(millis(min + more)).jitter(jitter));
+    let pace =
+        (0_u64..400, 0_u64..2_000, prop_oneof![Just(0.0), 0.0..=1.0]).prop_map(|(min, more, jitter)| {
+            let jitter = if min == 0 { 0.0 } else { jitter };
+            Pace::every(millis(min)).slowest(millis(min + more)).jitter(jitter)
+        });
     let rate = (1_u64..40, prop_oneof![Just(1_000_u64), Just(7_000)], 1_u64..6)
         .prop_map(|(amount, period, burst)| (Rate::new(amount, millis(period)).burst(burst), burst));
     let budget = (1_u64..300, 1_u64..4_000, prop_oneof![Just(Oversize::Refuse), Just(Oversize::Alone)])
@@ -105,26 +109,35 @@ pub(crate) fn any_limits() -> impl Strategy<Value = Limits> {
     let learns = prop_oneof![brake, aimd];
     let bytes = (1_u64..300, 1_u16..20);
     (timed_limits(), some(slots), some(1_u32..4), some(bytes), some(circuit), some(learns), some(0_u64..9))
-        .prop_map(|(timed, slots, recovery_slots, bytes, circuit, learns, total)| Limits {
-            draft: Draft {
-                slots,
+        .prop_map(|(timed, slots, recovery_slots, bytes, circuit, learns, total)| {
+            // Without a tail nothing enters while recovering.
+            let has_tail = !timed.draft.fields().contains(&("pause.tail", FieldValue::Span(Duration::ZERO)));
+            let recovery_slots = recovery_slots.filter(|_| has_tail);
+            let price = |price| if has_tail { price } else { 1 };
+            Limits {
+                draft: Draft {
+                    slots,
+                    recovery_slots,
+                    bytes: bytes.map(|(bytes, of)| Bytes::in_flight(bytes).recovering_price(price(of))),
+                    circuit: circuit.map(|(circuit, _)| circuit),
+                    total,
+                    ..timed.draft.clone()
+                }
+                .controlled_by(learns.filter(|learns| fits(learns, slots, &timed)).unwrap_or_default()),
                 recovery_slots,
-                bytes: bytes.map(|(bytes, price)| Bytes::in_flight(bytes).recovering_price(price)),
-                circuit: circuit.map(|(circuit, _)| circuit),
-                total,
-                ..timed.draft.clone()
+                bytes: bytes.map(|(bytes, _)| bytes),
+                probes: circuit.map(|(_, probes)| probes),
+                ..timed
             }
-            .controlled_by(learns.filter(|learns| fits(learns, &timed)).unwrap_or_default()),
-            recovery_slots,
-            bytes: bytes.map(|(bytes, _)| bytes),
-            probes: circuit.map(|(_, probes)| probes),
-            ..timed
         })
 }
 
-/// `Aimd` needs a rate.
-fn fits(controller: &Controller, limits: &Limits) -> bool {
-    !matches!(controller, Controller::Aimd(_)) || limits.draft.rate.is_some()
+/// `Aimd` needs a rate, and the brake something to move.
+fn fits(controller: &Controller, slots: Option<Slots>, limits: &Limits) -> bool {
+    match controller {
+        Controller::Aimd(_) => limits.draft.rate.is_some(),
+        _ => slots.is_some_and(|slots| slots.is_adaptive()),
+    }
 }
 
 fn any_outcome() -> impl Strategy<Value = Outcome> {

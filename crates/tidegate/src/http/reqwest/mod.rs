@@ -163,9 +163,10 @@ impl Throttling {
 
     /// Settles successful requests with what their responses say was used.
     ///
-    /// `used` reads it from the headers and the complete, decoded body, which passes to the caller unchanged.
-    /// `None`, a body longer than 1 MiB, and one that is dropped or breaks off settle with the cost of the
-    /// request. The slot is held until the body ends, also with [`Hold::Headers`].
+    /// `used` reads it from the headers and the decoded body, which passes to the caller unchanged. It gets the whole
+    /// body, or of one longer than 1 MiB the last 64 KiB: a stream of events names its usage in the last ones.
+    /// `None`, and a body that is dropped or breaks off, settle with the cost of the request. The slot is held until
+    /// the body ends, also with [`Hold::Headers`].
     ///
     /// ```
     /// use serde_json::Value;

@@ -14,18 +14,22 @@ use tidegate_core::outcome::Outcome;
 
 use crate::permit::Permit;
 
-/// A longer body is not read for its usage.
+/// Only the end of a longer body is read for its usage.
 pub(super) const BODY_MAX: usize = 1 << 20;
+/// As much of it.
+pub(super) const TAIL: usize = 64 << 10;
 
-/// Reads the usage from a response's headers and its whole body.
+/// Reads the usage from a response's headers and its body, or the end of a long one.
 pub(super) type ReadUsage = Arc<dyn Fn(&HeaderMap, &[u8]) -> Option<Cost> + Send + Sync>;
 
 /// The body of a successful response, which is copied as it passes. Its permit is settled when it ends.
 pub(super) struct UsageBody {
     body: Body,
     headers: HeaderMap,
-    /// What has passed; `None` beyond [`BODY_MAX`].
-    seen: Option<Vec<u8>>,
+    /// What has passed, or the end of it.
+    seen: Vec<u8>,
+    /// Whether more than [`BODY_MAX`] has passed.
+    is_cut: bool,
     read: ReadUsage,
     /// `None` once settled.
     permit: Option<Permit<'static>>,
@@ -41,7 +45,7 @@ impl UsageBody {
         read: ReadUsage,
     ) -> Self {
         permit.record(outcome);
-        let mut body = Self { body, headers, seen: Some(Vec::new()), read, permit: Some(permit) };
+        let mut body = Self { body, headers, seen: Vec::new(), is_cut: false, read, permit: Some(permit) };
         if body.body.is_end_stream() {
             body.end();
         }
@@ -51,9 +55,24 @@ impl UsageBody {
     /// The body is complete.
     fn end(&mut self) {
         if self.permit.is_some() {
-            let used = self.seen.as_deref().and_then(|seen| (self.read)(&self.headers, seen));
+            if self.is_cut {
+                self.keep_tail();
+            }
+            let used = (self.read)(&self.headers, &self.seen);
             self.settle(used);
         }
+    }
+
+    fn see(&mut self, data: &[u8]) {
+        self.seen.extend_from_slice(data);
+        if self.seen.len() > BODY_MAX {
+            self.is_cut = true;
+            self.keep_tail();
+        }
+    }
+
+    fn keep_tail(&mut self) {
+        self.seen.drain(..self.seen.len().saturating_sub(TAIL));
     }
 
     /// Without a known usage, the estimate stays used.
@@ -77,13 +96,8 @@ impl http_body::Body for UsageBody {
         let frame = ready!(Pin::new(&mut this.body).poll_frame(context));
         match &frame {
             Some(Ok(frame)) => {
-                let data = frame.data_ref();
-                this.seen = this
-                    .seen
-                    .take()
-                    .filter(|seen| data.is_none_or(|data| data.len() <= BODY_MAX.saturating_sub(seen.len())));
-                if let (Some(seen), Some(data)) = (&mut this.seen, data) {
-                    seen.extend_from_slice(data);
+                if let Some(data) = frame.data_ref() {
+                    this.see(data);
                 }
                 if this.body.is_end_stream() {
                     this.end();

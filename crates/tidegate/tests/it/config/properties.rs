@@ -6,8 +6,8 @@ use proptest::option;
 use proptest::prelude::*;
 use tidegate::config::fields;
 use tidegate::{
-    Aimd, Backoff, Brake, Budget, Bytes, Circuit, Config, Controller, Draft, Jitter, KeyedOptions, Named,
-    Oversize, Pace, Pause, Rate, Retry, RetryBudget, SizeRule, Slots, WhenRefused,
+    Aimd, Backoff, Brake, Budget, Bytes, Circuit, Config, Controller, Draft, InvalidPlan, Jitter,
+    KeyedOptions, Named, Oversize, Pace, Pause, Rate, Retry, RetryBudget, SizeRule, Slots, WhenRefused,
 };
 
 const COUNT_MAX: u32 = 1 << 30;
@@ -188,6 +188,22 @@ fn any_draft() -> impl Strategy<Value = Draft> {
         }
         .controlled_by(controller)
     })
+    .prop_map(effective)
+}
+
+/// Without the numbers that would have no effect.
+fn effective(mut draft: Draft) -> Draft {
+    let invalid = draft.clone().check().err();
+    for problem in invalid.iter().flat_map(InvalidPlan::problems) {
+        match problem.field {
+            "recovery_slots" => draft.recovery_slots = None,
+            "bytes.recovering_price" => draft.bytes = draft.bytes.map(|bytes| bytes.recovering_price(1)),
+            "pace.jitter" => draft.pace = draft.pace.map(|pace| pace.jitter(0.0)),
+            "controller" => draft.controller = Controller::Fixed,
+            _ => {}
+        }
+    }
+    draft
 }
 
 fn any_options() -> impl Strategy<Value = KeyedOptions> {

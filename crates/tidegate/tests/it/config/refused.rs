@@ -1,9 +1,10 @@
 //! Rejected configurations: unknown keys and invalid values, in every source and several at once.
 
 use std::ffi::OsString;
+use std::time::Duration;
 
 use tidegate::config::{Fault, Origin, fields};
-use tidegate::{Config, ConfigError, Draft, Slots};
+use tidegate::{Bytes, Config, ConfigError, Draft, Slots};
 
 use super::{complaint, toml, variables};
 
@@ -155,9 +156,43 @@ fn cross_key_rules_are_checked_after_merging() {
     );
     assert!(
         config
-            .overlaid_by(toml("slots.max = 9\nslots.start = 9\nrate.period = 1\npace.interval_max = '1m'"))
+            .overlaid_by(toml("slots.max = 9\nslots.start = 9\nrate.period = 1\npace.interval_max = '2m'"))
             .to_draft()
             .is_ok()
+    );
+}
+
+/// Regression: each of these was accepted, and limited nothing.
+#[test]
+fn number_without_effect_is_refused() {
+    let tail =
+        "and must be used with a `pause.tail` above 0s, because it counts only in the phase after a pause";
+    let table = [
+        ("recovery_slots = 5", format!("`recovery_slots` is 5 in TOML, {tail}")),
+        (
+            "bytes = { capacity = 9, recovering_price = 20 }",
+            format!("`bytes.recovering_price` is 20 in TOML, {tail}"),
+        ),
+        (
+            "pace = { interval_min = 0, jitter = 0.5 }",
+            "`pace.jitter` is 0.5 in TOML, and must be 0, because it is a fraction of an interval of 0s".to_owned(),
+        ),
+        (
+            "preset = 'empty'\nslots = { min = 8, max = 8 }\ncontroller = 'brake'",
+            "`controller` is brake in TOML, and must be `fixed`, because neither slots nor the pace has a range in \
+             which it could move them"
+                .to_owned(),
+        ),
+    ];
+    for (text, wanted) in table {
+        assert_eq!(toml(text).to_draft().unwrap_err().to_string(), wanted);
+    }
+    // What only the preset has follows.
+    let draft = toml("preset = 'layered'\npause.tail = 0").to_draft().unwrap();
+    let pause = Draft::layered().pause.tail(Duration::ZERO);
+    assert_eq!(
+        draft,
+        Draft { pause, recovery_slots: None, bytes: Some(Bytes::in_flight(5 << 20)), ..Draft::layered() }
     );
 }
 
@@ -182,7 +217,7 @@ fn schema_bounds_are_not_wider_than_core() {
     const AROUND: &str = "preset = 'empty'\nslots.min = 1\nslots.max = 1073741824\nbytes.capacity = 1\n\
         pace.interval_min = 0\npace.interval_max = '366d'\nrate.amount = 1099511627776\nrate.period = 1\n\
         budget.tokens = 1\nbudget.window = 1\ncircuit.error_rate = 1\ncircuit.samples_min = 1\n\
-        circuit.window = 1\npause.sizes.small_max = 1\npause.sizes.small = 1\npause.sizes.large = 1\n\
+        circuit.window = 1\npause.tail = 1\npause.sizes.small_max = 1\npause.sizes.small = 1\npause.sizes.large = 1\n\
         controller = 'brake'\nretry.backoff_base = 0\nretry.backoff_max = '366d'\nretry.jitter = 'range'\n\
         retry.jitter_min = 0\nretry.jitter_max = 1";
     let of_one = |key: &str| !key.starts_with("keyed.");
