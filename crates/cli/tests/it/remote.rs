@@ -253,6 +253,10 @@ fn flag_overrides_the_variable_and_two_are_rejected() {
             "'--server <URL>' cannot be used with '--store <URL>'",
         ),
         (format!("serve --server {server}"), "'--server <URL>' does not apply to this command"),
+        (
+            format!("--store {store} limits list --actor me"),
+            "'--actor <NAME>' does not apply to this command",
+        ),
         (format!("--store {store} --token-file x status"), "'--token-file <FILE>' requires a server"),
         (format!("--server {server} --actor me entity create x"), "under its token"),
         ("--server ftp://x status".to_owned(), "invalid server URL `ftp://x`"),
