@@ -15,13 +15,13 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::body::MeteredBody;
 use crate::builder::Upstream;
-use crate::codec::with_usage_option;
 use crate::headers::{
     Key, WITHIN, find_key, percent_decoded, remove_hop_by_hop, remove_tokens, replace_key, upstream_path,
 };
-use crate::listener::{ResponseBody, full};
-use crate::multipart::{boundary, models};
-use crate::profile::{RequestFacts, Tokens};
+use crate::listener::ResponseBody;
+use crate::multipart::boundary;
+use crate::payload::{Payload, ReadBody, Reading};
+use crate::profile::Tokens;
 use crate::proxy::Inner;
 use crate::refusal::Refusal;
 use crate::scope::Scope;
@@ -34,8 +34,6 @@ use crate::usage::UsageReader;
 const REJECTION_MAX: usize = 64 * 1_024;
 /// Timeout for that part.
 const REJECTION_TIME: Duration = Duration::from_secs(10);
-/// Where Google takes files, which are not for a model.
-const UPLOADS: &str = "/upload/";
 /// Attempts of one call. The wait is the bound in practice.
 const ATTEMPTS_MAX: u32 = 64;
 
@@ -56,14 +54,6 @@ struct Prepared {
     body: Payload,
     /// Whether the usage option was added, so that its chunk is removed.
     adds_usage: bool,
-}
-
-/// The body of a request.
-enum Payload {
-    /// Kept for another attempt.
-    Kept(Bytes),
-    /// Can be sent once.
-    Once(Option<Prefixed>),
 }
 
 /// Forwards a request, and responds with the upstream's response.
@@ -166,62 +156,36 @@ async fn prepare(
     head: request::Parts,
     body: Incoming,
 ) -> Result<(Prepared, CallInfo), Refusal> {
-    let (profile, max) = (&upstream.profile, proxy.bounds.replay_max);
-    let reads = profile.reads_bodies() && !body.is_end_stream();
+    let profile = &upstream.profile;
     let path = head.uri.path().get(upstream.name.len() + 1..).unwrap_or_default();
     let in_path = profile.model_in(path);
-    let is_tenant = caller.entity.is_some() && head.method == Method::POST;
+    let is_post = head.method == Method::POST;
+    let is_tenant = caller.entity.is_some() && is_post;
     if is_tenant && has_empty_steps(path) {
         return Err(Refusal::invalid("the path must have no empty steps, `.` or `..`"));
     }
-    let length = body.size_hint().exact();
-    let is_small = length.is_some_and(|length| length <= max as u64);
     let form = boundary(&head.headers).filter(|_| profile.counts_by_body());
-    let mut scan = profile.request.scan();
-    let mut facts = RequestFacts::default();
-    let mut beginning = None;
-    let payload = if reads || is_small {
-        let see = |piece: &[u8]| {
-            if reads {
-                scan.push(piece);
-            }
-        };
-        let read = timeout(proxy.bounds.body_time, Beginning::read(body, max, see)).await;
-        let Ok(Ok(read)) = read else { return Err(Refusal::invalid("the body did not arrive")) };
-        if reads {
-            facts = match form {
-                Some(boundary) => form_facts(&read.bytes, boundary)?,
-                None => profile.request.facts(scan),
-            };
-            if is_tenant && in_path.is_none() && profile.counts_by_body() {
-                check_hidden(&head, path, (&read, form), facts.model.is_some())?;
-            }
-        }
-        match read.rest {
-            None => {
-                beginning = Some(read.bytes.clone());
-                Payload::Kept(read.bytes)
-            }
-            Some(_) => Payload::Once(Some(read.into_body())),
-        }
-    } else {
-        Payload::Once(Some(Prefixed::of(body)))
-    };
-    let model = in_path.or(facts.model).filter(|_| head.method == Method::POST);
+    let searches = is_post && in_path.is_none() && form.is_none() && profile.counts_by_body();
+    let is_empty = body.is_end_stream();
+    let read = ReadBody::read(proxy, body, Reading { profile, form, searches }).await?;
+    if is_tenant && in_path.is_none() && profile.counts_by_body() && !is_empty {
+        read.check_hidden(&head.headers, path, form)?;
+    }
+    let facts = read.facts.clone();
+    let model = in_path.or(facts.model).filter(|_| is_post);
     if is_tenant && model.as_deref().is_some_and(|model| model.contains(['\\', '%'])) {
         return Err(Refusal::invalid("the name of a model must have no escapes of its own"));
     }
-    let bytes = length.or(beginning.as_ref().map(|bytes| bytes.len() as u64)).unwrap_or(max as u64);
-    let estimate = |model: &str| proxy.estimates.input(model, bytes, form.is_some());
-    let input = model.as_deref().map_or(0, estimate);
-    let tokens = Tokens { input, output: 0, output_max: facts.output_max, choices: facts.choices };
     let is_form = form.is_some();
+    let bytes = read.counted_bytes(is_form);
+    let input = model.as_deref().map_or(0, |model| proxy.estimates.input(model, bytes, is_form));
+    let tokens = Tokens { input, output: 0, output_max: facts.output_max, choices: facts.choices };
     let mut headers = head.headers;
     remove_hop_by_hop(&mut headers);
     remove_tokens(&mut headers);
     headers.remove(HOST);
     let asks = facts.is_stream && profile.needs_usage_option(path) && !headers.contains_key(CONTENT_ENCODING);
-    let (payload, adds_usage) = payload.edited(&mut headers, asks);
+    let (body, adds_usage) = read.into_payload(&mut headers, asks);
     let reads_usage = !profile.usage.is_empty() && (model.is_some() || is_form);
     if reads_usage {
         // Usage cannot be read of a compressed response.
@@ -232,7 +196,7 @@ async fn prepare(
         .ok_or_else(|| Refusal::invalid("the path is invalid"))?;
     let info =
         CallInfo { profile: profile.clone(), tenant: String::new(), model, reads_usage, bytes, tokens };
-    Ok((Prepared { method: head.method, uri, headers, body: payload, adds_usage }, info))
+    Ok((Prepared { method: head.method, uri, headers, body, adds_usage }, info))
 }
 
 /// The address of a call at its upstream; `without` is a parameter to leave out.
@@ -240,43 +204,6 @@ fn upstream_uri(upstream: &Upstream, path: &str, query: Option<&str>, without: O
     let target = upstream_path(&upstream.base, path, query, without)?;
     let uri = Uri::builder().scheme(upstream.scheme.clone()).authority(upstream.authority.clone());
     uri.path_and_query(target).build().ok()
-}
-
-/// Fails if the proxy may see no model, or another one than the upstream: a tenant could evade its limits.
-fn check_hidden(
-    head: &request::Parts,
-    path: &str,
-    (read, form): (&Beginning, Option<&str>),
-    has_model: bool,
-) -> Result<(), Refusal> {
-    let mut encodings = head.headers.get_all(CONTENT_ENCODING).iter();
-    let is_encoded = encodings.any(|value| !value.as_bytes().eq_ignore_ascii_case(b"identity"));
-    // JSON in UTF-16 or UTF-32, which some upstreams accept.
-    let is_wide = read.bytes.iter().take(4).any(|byte| *byte == 0);
-    let is_cut = read.rest.is_some() && !has_model && !path.starts_with(UPLOADS);
-    let what = match form {
-        _ if is_encoded => "the body must have no content-encoding: the proxy reads its model",
-        Some(boundary) if !begins_with(&read.bytes, boundary) => "the form must begin with its boundary",
-        None if is_wide => "the body must be UTF-8: the proxy reads its model",
-        None if is_cut => "a large body must begin with its model: the proxy reads the beginning only",
-        _ => return Ok(()),
-    };
-    Err(Refusal::invalid(what))
-}
-
-/// Whether a body is a form with this boundary, and not JSON that is called one.
-fn begins_with(body: &[u8], boundary: &str) -> bool {
-    body.strip_prefix(b"--").is_some_and(|body| body.starts_with(boundary.as_bytes()))
-}
-
-/// What is read of a form.
-fn form_facts(body: &[u8], boundary: &str) -> Result<RequestFacts, Refusal> {
-    let mut models = models(body, boundary);
-    let model = models.next().map(str::to_owned);
-    if models.any(|other| Some(other) != model.as_deref()) {
-        return Err(Refusal::invalid("the form must name one model"));
-    }
-    Ok(RequestFacts { model, ..RequestFacts::default() })
 }
 
 /// Whether an upstream may read another path than the proxy.
@@ -325,7 +252,7 @@ async fn send(proxy: &Inner, call: Attempts) -> Forwarded {
             return Ok(passed(head, Prefixed::of(body), ticket, prepared.adds_usage, slot));
         }
         let Rejection { body, outcome, is_final } = classify(&ticket, &head, body, outcome).await;
-        let is_retryable = head.status != StatusCode::SERVICE_UNAVAILABLE && prepared.is_repeatable();
+        let is_retryable = head.status != StatusCode::SERVICE_UNAVAILABLE && prepared.body.is_repeatable();
         if is_retryable && !is_final && attempt < ATTEMPTS_MAX && !left(deadline).is_zero() {
             ticket.retry(outcome);
             let wait = outcome.hint().unwrap_or_default();
@@ -357,7 +284,12 @@ struct Rejection {
 
 /// Reads the beginning of a rejection's body, which says whether another attempt can succeed, and when.
 async fn classify(ticket: &Ticket, head: &response::Parts, body: Incoming, outcome: Outcome) -> Rejection {
-    let read = timeout(REJECTION_TIME, Beginning::read(body, REJECTION_MAX, |_| {})).await;
+    let mut size = 0;
+    let wants_more = |piece: &[u8]| {
+        size += piece.len();
+        size <= REJECTION_MAX
+    };
+    let read = timeout(REJECTION_TIME, Beginning::read(body, wants_more)).await;
     let Ok(Ok(read)) = read else {
         let body = Beginning { bytes: Bytes::new(), rest: None }.into_body();
         return Rejection { body, outcome, is_final: false };
@@ -438,34 +370,10 @@ fn outcome_of(head: &response::Parts) -> Outcome {
     CLASSES.outcome_of_parts(head.status, &head.headers, now)
 }
 
-impl Payload {
-    /// Adds the usage option if the request is to ask for usage. Returns whether it was added.
-    fn edited(self, headers: &mut HeaderMap, asks: bool) -> (Self, bool) {
-        let Self::Kept(bytes) = self else { return (self, false) };
-        // The length may change, and a body that is kept has one anyway.
-        let had_length = headers.remove(CONTENT_LENGTH).is_some();
-        let edited = if asks { with_usage_option(&bytes) } else { None };
-        let adds_usage = edited.is_some();
-        let bytes = edited.map_or(bytes, Bytes::from);
-        if had_length || !bytes.is_empty() {
-            headers.insert(CONTENT_LENGTH, HeaderValue::from(bytes.len()));
-        }
-        (Self::Kept(bytes), adds_usage)
-    }
-}
-
 impl Prepared {
-    const fn is_repeatable(&self) -> bool {
-        matches!(self.body, Payload::Kept(_))
-    }
-
     /// The next request; `None` if its body was already sent.
     fn request(&mut self) -> Option<Request<ResponseBody>> {
-        let body = match &mut self.body {
-            Payload::Kept(bytes) => full(bytes.clone()),
-            Payload::Once(body) => body.take()?.boxed(),
-        };
-        let mut request = Request::new(body);
+        let mut request = Request::new(self.body.next()?);
         *request.method_mut() = self.method.clone();
         *request.uri_mut() = self.uri.clone();
         *request.headers_mut() = self.headers.clone();

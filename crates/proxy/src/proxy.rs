@@ -10,6 +10,7 @@ use hyper::body::Incoming;
 use hyper::{Method, Request, Response};
 use tidegate::store::{HostWall, WallClock as _};
 use tidegate_server::{PeerCertificate, Slots};
+use tokio::sync::Semaphore;
 
 use crate::builder::{InvalidProxy, OWN_NAME, ProxyBuilder, Upstream};
 use crate::call::forward;
@@ -37,7 +38,12 @@ pub struct ProxyBounds {
     pub replay_max: usize,
     /// How long an upstream may take until its response begins. Default: ten minutes.
     pub response_time: Duration,
-    /// How long a body may take to arrive, if it is kept. Default: one minute.
+    /// How far a JSON body is read if its model is not among the first `replay_max` bytes. Default: 32 MiB.
+    pub search_max: usize,
+    /// Bytes of all bodies that are read before they are sent, or kept for a retry. Beyond it a body is sent
+    /// once, and is refused if its model is not known. Default: 256 MiB.
+    pub kept_max: usize,
+    /// How long a body may take to arrive, if it is kept, and each further MiB that is read. Default: one minute.
     pub body_time: Duration,
     /// Calls at the same time, including those that wait. One tenant may hold 15 of 16 if it is alone, and leaves
     /// the others their share, up to as many as it has. Default: 4,096.
@@ -50,6 +56,8 @@ impl Default for ProxyBounds {
             within: Duration::from_secs(55),
             within_max: Duration::from_mins(10),
             replay_max: 1 << 20,
+            search_max: 32 << 20,
+            kept_max: 256 << 20,
             response_time: Duration::from_mins(10),
             body_time: Duration::from_mins(1),
             calls_max: 4_096,
@@ -71,6 +79,8 @@ pub(crate) struct Inner {
     pub(crate) counts: Arc<Counts>,
     pub(crate) transport: Transport,
     pub(crate) calls: Arc<Slots>,
+    /// One permit per byte of the bodies that are kept.
+    pub(crate) kept: Arc<Semaphore>,
 }
 
 impl Proxy {
@@ -92,6 +102,7 @@ impl Proxy {
             counts: Arc::default(),
             transport: Transport::new(has_tls).map_err(InvalidProxy)?,
             calls: Slots::new(bounds.calls_max.max(1)),
+            kept: Arc::new(Semaphore::new(bounds.kept_max.min(Semaphore::MAX_PERMITS))),
         })))
     }
 

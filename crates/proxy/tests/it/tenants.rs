@@ -166,21 +166,23 @@ async fn no_spelling_of_a_model_evades_limits() {
     let post = async |path: &str, body: &str| caller.begin("POST", path, body.to_owned()).await.status();
     let used = async |limit: &str| store.used("acme", "gpt-4", limit).await;
     let responses = "/openai/v1/responses";
+    let large = format!(r#"{{"input":"{}","model":"gpt-4"}}"#, "x".repeat(9 << 17));
     let spellings = [
         (responses, r#"{"mod\u0065l":"gpt-4"}"#),
         (responses, r#"{"model":"gpt\u002d4"}"#),
         ("/gemini/v1beta/models/gpt%2D4:generateContent", "{}"),
         ("/gemini/v1beta/%6dodels/gpt-4:generateContent", "{}"),
+        (responses, &large),
     ];
     for (calls, (path, body)) in (1..).zip(spellings) {
-        assert_eq!(post(path, body).await, 200, "{path} {body}");
+        assert_eq!(post(path, body).await, 200, "{path} {}", &body[..body.len().min(40)]);
         eventually("the call is booked", async || used("requests").await == calls).await;
-        assert!(used("output_tokens").await >= calls, "{path} {body}");
+        assert!(used("output_tokens").await >= calls, "{path}");
     }
-    let large = format!(r#"{{"input":"{}","model":"gpt-4"}}"#, "x".repeat(9 << 17));
+    let hidden = format!(r#"[{{"input":"{}","model":"gpt-4"}}]"#, "x".repeat(9 << 17));
     let wide: String = BODY.chars().flat_map(|letter| [letter, '\0']).collect();
     let refused = [
-        (responses, large.as_str()),
+        (responses, hidden.as_str()),
         (responses, &wide),
         (responses, r#"{"model":"gpt-4\ud800"}"#),
         ("/gemini/v1beta/models/gpt%252D4:generateContent", "{}"),
