@@ -70,7 +70,7 @@ pub(crate) async fn forward(proxy: &Inner, upstream: &Upstream, request: Request
     let (prepared, mut info) = prepare(proxy, (upstream, &caller), head, body).await?;
     info.tenant = caller.entity.as_ref().map(|entity| entity.as_str().to_owned()).unwrap_or_default();
     let model = info.model.clone().unwrap_or_default();
-    if info.model.is_some() {
+    if info.has_estimate {
         let output = proxy.estimates.output(&info.tenant, &model);
         info.tokens.output = output.min(info.tokens.output_max.unwrap_or(u64::MAX));
     } else {
@@ -178,7 +178,9 @@ async fn prepare(
     }
     let is_form = form.is_some();
     let bytes = read.counted_bytes(is_form);
-    let input = model.as_deref().map_or(0, |model| proxy.estimates.input(model, bytes, is_form));
+    let has_estimate = model.is_some() || (is_post && facts.is_json);
+    let named = model.as_deref().unwrap_or_default();
+    let input = if has_estimate { proxy.estimates.input(named, bytes, is_form) } else { 0 };
     let tokens = Tokens { input, output: 0, output_max: facts.output_max, choices: facts.choices };
     let mut headers = head.headers;
     remove_hop_by_hop(&mut headers);
@@ -186,7 +188,7 @@ async fn prepare(
     headers.remove(HOST);
     let asks = facts.is_stream && profile.needs_usage_option(path) && !headers.contains_key(CONTENT_ENCODING);
     let (body, adds_usage) = read.into_payload(&mut headers, asks);
-    let reads_usage = !profile.usage.is_empty() && (model.is_some() || is_form);
+    let reads_usage = is_post && !profile.usage.is_empty();
     if reads_usage {
         // Usage cannot be read of a compressed response.
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
@@ -194,8 +196,8 @@ async fn prepare(
     let without = profile.key_query.as_deref().filter(|_| caller.entity.is_some());
     let uri = upstream_uri(upstream, path, head.uri.query(), without)
         .ok_or_else(|| Refusal::invalid("the path is invalid"))?;
-    let info =
-        CallInfo { profile: profile.clone(), tenant: String::new(), model, reads_usage, bytes, tokens };
+    let (profile, tenant) = (profile.clone(), String::new());
+    let info = CallInfo { profile, tenant, model, has_estimate, reads_usage, bytes, tokens };
     Ok((Prepared { method: head.method, uri, headers, body, adds_usage }, info))
 }
 

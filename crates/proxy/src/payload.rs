@@ -97,7 +97,7 @@ impl ReadBody {
         if reads {
             facts = match form {
                 Some(boundary) => form_facts(&beginning.bytes, boundary)?,
-                None => profile.request.facts(scan),
+                None => RequestFacts { is_json, ..profile.request.facts(scan) },
             };
         }
         Ok(Self { beginning, facts, length, memory, replay_max })

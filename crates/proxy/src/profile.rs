@@ -58,6 +58,8 @@ pub(crate) struct RequestFacts {
     pub(crate) includes_usage: bool,
     pub(crate) output_max: Option<u64>,
     pub(crate) choices: u64,
+    /// Whether the body is a JSON object.
+    pub(crate) is_json: bool,
     /// The bytes of encoded data, such as images, and whether it goes on after what was read.
     pub(crate) blobs: u64,
     pub(crate) is_in_blob: bool,
@@ -88,7 +90,8 @@ impl RequestPaths {
         let is_true = |at: usize| values[at].as_ref().is_some_and(Scalar::is_true);
         let choices = values[2].as_ref().and_then(Scalar::as_u64).unwrap_or(1);
         let (is_stream, includes_usage) = (is_true(0), is_true(1));
-        RequestFacts { model, is_stream, includes_usage, output_max, choices, blobs, is_in_blob }
+        let is_json = false;
+        RequestFacts { model, is_stream, includes_usage, output_max, choices, is_json, blobs, is_in_blob }
     }
 }
 
