@@ -25,6 +25,7 @@ pub struct Profile {
     pub(crate) model_after: Option<String>,
     pub(crate) usage_option: Vec<String>,
     pub(crate) usage: UsagePaths,
+    pub(crate) stream_end: Vec<String>,
     pub(crate) never: Vec<String>,
     pub(crate) retry_after_is_sent: bool,
     pub(crate) quota_headers: QuotaHeaders,

@@ -167,6 +167,7 @@ impl Ticket {
         if !self.info.reads_usage {
             return (CallTokens::default(), false);
         }
+        let is_complete = is_complete && usage.has_ended;
         match (usage.input, usage.output) {
             (Some(input), output) if is_complete && usage.error.is_none() => {
                 (CallTokens { input, output: output.unwrap_or(0) }, false)

@@ -219,6 +219,27 @@ async fn stream_that_breaks_off_is_booked_as_an_estimate() {
     assert!((1..16).contains(&output), "about what arrived: {output}");
 }
 
+/// It was booked as complete, at what it had reported so far.
+#[tokio::test]
+async fn stream_that_ends_early_is_an_estimate() {
+    let event = "data: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":10,\"output_tokens\":1}}}\n\n";
+    let last = "data: {\"type\":\"message_stop\"}\n\n";
+    for (events, estimated) in [([event, last], 0), ([event, ""], 1)] {
+        let store = Store::new(&[]).await;
+        let token = store.token("acme", TokenScope::Acquire).await;
+        let body = events.concat();
+        let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length";
+        let (addr, _seen) = raw::upstream(format!("{head}: {}\r\n\r\n{body}", body.len()).leak()).await;
+        let through = start(proxy(&[upstream("anthropic", addr).key("k")], Some(store.tenants()))).await;
+        let caller = Caller::new(through).with("x-api-key", &token);
+        let body = json!({"model": "c", "max_tokens": 9, "messages": [], "stream": true});
+        assert_eq!(caller.post("/anthropic/v1/messages", &body).await.status, 200);
+        let used = async |limit: &str| store.used("acme", "c", limit).await;
+        eventually("the call is booked", async || used("requests").await == 1).await;
+        assert_eq!((used("input_tokens").await, used("estimated").await), (10, estimated));
+    }
+}
+
 #[tokio::test]
 async fn call_refused_by_the_upstream_costs_nothing() {
     let store = Store::new(&["requests:5/day", "tokens:1M/day"]).await;
