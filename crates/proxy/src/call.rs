@@ -251,7 +251,8 @@ async fn send(proxy: &Inner, call: Attempts) -> Forwarded {
         if !matches!(head.status.as_u16(), 429 | 503 | 529) {
             ticket.learn(outcome);
             remove_hop_by_hop(&mut head.headers);
-            return Ok(passed(head, Prefixed::of(body), ticket, prepared.adds_usage, slot));
+            let pause_max = proxy.bounds.response_time;
+            return Ok(passed(head, Prefixed::of(body), (ticket, slot), prepared.adds_usage, pause_max));
         }
         let Rejection { body, outcome, is_final } = classify(&ticket, &head, body, outcome).await;
         let is_retryable = head.status != StatusCode::SERVICE_UNAVAILABLE && prepared.body.is_repeatable();
@@ -268,9 +269,8 @@ async fn send(proxy: &Inner, call: Attempts) -> Forwarded {
         }
         count(&proxy.counts.rejected, 1);
         ticket.learn(outcome);
-        ticket.end(Ending::NotDone);
         remove_hop_by_hop(&mut head.headers);
-        return Ok(Response::from_parts(head, body.boxed()));
+        return Ok(passed(head, body, (ticket, slot), false, proxy.bounds.response_time));
     }
     ticket.end(Ending::NotDone);
     Err(Refusal::upstream(StatusCode::BAD_GATEWAY, "the upstream rejects this call"))
@@ -341,9 +341,9 @@ fn no_response(
 fn passed(
     mut head: response::Parts,
     body: Prefixed,
-    ticket: Ticket,
+    (ticket, slot): (Ticket, Slot),
     adds_usage: bool,
-    slot: Slot,
+    pause_max: Duration,
 ) -> Response<ResponseBody> {
     let profile = &ticket.info().profile;
     let kind = head.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
@@ -354,16 +354,12 @@ fn passed(
         kind if kind.starts_with("text/event-stream") => UsageReader::events(profile, adds_usage),
         _ => UsageReader::document(profile),
     };
-    if !head.status.is_success() {
-        // The upstream did nothing that would be paid for.
-        ticket.end(Ending::NotDone);
-        return Response::from_parts(head, body.boxed());
-    }
     if reader.edits() {
         head.headers.remove(CONTENT_LENGTH);
     }
     head.version = Version::HTTP_11;
-    Response::from_parts(head, MeteredBody::new(body, reader, ticket, slot).boxed_unsync())
+    let reader = head.status.is_success().then_some(reader);
+    Response::from_parts(head, MeteredBody::new(body, reader, (ticket, slot), pause_max).boxed_unsync())
 }
 
 fn outcome_of(head: &response::Parts) -> Outcome {

@@ -36,7 +36,8 @@ pub struct ProxyBounds {
     pub within_max: Duration,
     /// The largest body that is kept for a retry. Default: 1 MiB.
     pub replay_max: usize,
-    /// How long an upstream may take until its response begins. Default: ten minutes.
+    /// How long an upstream may take until its response begins, and between two pieces of it. Default: ten
+    /// minutes.
     pub response_time: Duration,
     /// How far a JSON body is read if its model is not among the first `replay_max` bytes. Default: 32 MiB.
     pub search_max: usize,

@@ -4,8 +4,9 @@ use std::num::NonZero;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use tokio::time::Instant;
 
-use crate::kit::client::{Caller, mock, proxy, start, upstream};
+use crate::kit::client::{Caller, eventually, mock, proxy, read, start, upstream};
 use crate::kit::codec::json;
 use crate::kit::raw::{self, Seen};
 
@@ -114,6 +115,27 @@ async fn disconnected_caller_cancels_the_call_upstream() {
     call.abort();
     assert_eq!(seen.recv().await, Some(Seen::Closed));
     tokio::time::timeout(Duration::from_mins(1), call).await.unwrap().unwrap_err();
+}
+
+/// Its slot and its place at the upstream were free while the body went on.
+#[tokio::test(start_paused = true)]
+async fn error_response_is_in_flight_until_it_ends() {
+    for status in ["404 Not Found", "503 Unavailable"] {
+        let head = format!("HTTP/1.1 {status}\r\ntransfer-encoding: chunked\r\n\r\n");
+        let piece = format!("11000\r\n{}\r\n", "x".repeat(0x11000));
+        let (addr, _seen) = raw::upstream(format!("{head}{piece}").leak()).await;
+        let caller = Caller::new(start(proxy(&[upstream("openai", addr)], None)).await);
+        let began = Instant::now();
+        let body = json!({"model": "m"}).to_string();
+        let response = caller.begin("POST", "/openai/v1/responses", body).await;
+        let in_flight =
+            async || caller.get("/tidegate/scopes").await.json()["scopes"][0]["in_flight"].clone();
+        assert_eq!(in_flight().await, 1, "{status}");
+        let reply = read(response).await;
+        assert!(reply.text.ends_with("<broken>"), "it never ends: {status}");
+        assert!(began.elapsed() >= Duration::from_mins(10), "it may pause for ten minutes");
+        eventually("it has left", async || in_flight().await == 0).await;
+    }
 }
 
 #[tokio::test]
