@@ -89,7 +89,7 @@ pub(crate) async fn forward(proxy: &Inner, upstream: &Upstream, request: Request
     let group = upstream.profile.group_of(&model);
     let scope = proxy.scopes.scope(&upstream.name, caller.key.as_ref(), group);
     let ticket = Ticket::new(info, proxy.estimates.clone(), proxy.counts.clone(), lease);
-    send(proxy, Attempts { scope, deadline, prepared, ticket, slot }).await
+    send(proxy, upstream, Attempts { scope, deadline, prepared, ticket, slot }).await
 }
 
 fn at_capacity(proxy: &Inner, at: AtCapacity) -> Refusal {
@@ -225,7 +225,7 @@ struct Attempts {
 }
 
 /// Sends a call until the upstream does not reject it, or time is up.
-async fn send(proxy: &Inner, call: Attempts) -> Forwarded {
+async fn send(proxy: &Inner, upstream: &Upstream, call: Attempts) -> Forwarded {
     let Attempts { scope, deadline, mut prepared, mut ticket, slot } = call;
     let reserved = ticket.info().profile.reserved(ticket.info().tokens);
     for attempt in 1.. {
@@ -238,6 +238,9 @@ async fn send(proxy: &Inner, call: Attempts) -> Forwarded {
             }
         };
         let Some(request) = prepared.request() else { break };
+        if attempt == 1 {
+            proxy.begin(upstream);
+        }
         ticket.send(permit);
         let sent_at = Instant::now();
         let response = timeout(proxy.bounds.response_time, proxy.transport.send(request)).await;
@@ -256,7 +259,8 @@ async fn send(proxy: &Inner, call: Attempts) -> Forwarded {
         }
         let Rejection { body, outcome, is_final } = classify(&ticket, &head, body, outcome).await;
         let is_retryable = head.status != StatusCode::SERVICE_UNAVAILABLE && prepared.body.is_repeatable();
-        if is_retryable && !is_final && attempt < ATTEMPTS_MAX && !left(deadline).is_zero() {
+        let may_retry = is_retryable && !is_final && attempt < ATTEMPTS_MAX && !left(deadline).is_zero();
+        if may_retry && proxy.takes_retry(upstream) {
             ticket.retry(outcome);
             let wait = outcome.hint().unwrap_or_default();
             if wait > left(deadline) {

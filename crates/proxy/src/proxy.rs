@@ -1,16 +1,19 @@
 //! The proxy: finds the upstream of a request, and answers what is about the proxy itself.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use http::header::{CONTENT_TYPE, HeaderValue};
 use hyper::body::Incoming;
 use hyper::{Method, Request, Response};
+use tidegate::RetryBudget;
 use tidegate::store::{HostWall, WallClock as _};
+use tidegate_core::time::nanos;
 use tidegate_server::{PeerCertificate, Slots};
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
 use crate::builder::{InvalidProxy, OWN_NAME, ProxyBuilder, Upstream};
 use crate::call::forward;
@@ -26,7 +29,7 @@ use crate::ticket::Counts;
 use crate::transport::Transport;
 
 /// The bounds of a proxy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct ProxyBounds {
     /// How long a call waits without `x-tidegate-within`. Default: 55 seconds, less than the minute after
@@ -39,6 +42,9 @@ pub struct ProxyBounds {
     /// How long an upstream may take until its response begins, and between two pieces of it. Default: ten
     /// minutes.
     pub response_time: Duration,
+    /// Attempts that an upstream may get beyond one for each call, among the calls of the last 10 s. Default: as
+    /// many as there are calls, and at least ten.
+    pub retries: RetryBudget,
     /// How far a JSON body is read if its model is not among the first `replay_max` bytes. Default: 32 MiB.
     pub search_max: usize,
     /// Bytes of all bodies that are read before they are sent, or kept for a retry. Beyond it a body is sent
@@ -57,6 +63,7 @@ impl Default for ProxyBounds {
             within: Duration::from_secs(55),
             within_max: Duration::from_mins(10),
             replay_max: 1 << 20,
+            retries: RetryBudget::new(1.0, 10, Duration::from_secs(10)),
             search_max: 32 << 20,
             kept_max: 256 << 20,
             response_time: Duration::from_mins(10),
@@ -80,8 +87,27 @@ pub(crate) struct Inner {
     pub(crate) counts: Arc<Counts>,
     pub(crate) transport: Transport,
     pub(crate) calls: Arc<Slots>,
+    started: Instant,
     /// One permit per byte of the bodies that are kept.
     pub(crate) kept: Arc<Semaphore>,
+}
+
+impl Inner {
+    /// A call begins, which may be repeated later.
+    pub(crate) fn begin(&self, upstream: &Upstream) {
+        let now = self.now();
+        upstream.retries.lock().unwrap_or_else(PoisonError::into_inner).begin(now);
+    }
+
+    /// Takes a retry from the budget of an upstream, if one is left.
+    pub(crate) fn takes_retry(&self, upstream: &Upstream) -> bool {
+        let (now, budget) = (self.now(), &self.bounds.retries);
+        upstream.retries.lock().unwrap_or_else(PoisonError::into_inner).take(budget, now)
+    }
+
+    fn now(&self) -> tidegate_core::time::Instant {
+        tidegate_core::time::Instant::from_nanos(nanos(self.started.elapsed()))
+    }
 }
 
 impl Proxy {
@@ -103,6 +129,7 @@ impl Proxy {
             counts: Arc::default(),
             transport: Transport::new(has_tls).map_err(InvalidProxy)?,
             calls: Slots::new(bounds.calls_max.max(1)),
+            started: Instant::now(),
             kept: Arc::new(Semaphore::new(bounds.kept_max.min(Semaphore::MAX_PERMITS))),
         })))
     }

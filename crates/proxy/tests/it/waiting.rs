@@ -4,6 +4,8 @@ use std::num::NonZero;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use tidegate::RetryBudget;
+use tidegate_proxy::{Proxy, ProxyBounds};
 use tokio::time::Instant;
 
 use crate::kit::client::{Caller, eventually, mock, proxy, read, start, upstream};
@@ -115,6 +117,42 @@ async fn disconnected_caller_cancels_the_call_upstream() {
     call.abort();
     assert_eq!(seen.recv().await, Some(Seen::Closed));
     tokio::time::timeout(Duration::from_mins(1), call).await.unwrap().unwrap_err();
+}
+
+#[tokio::test]
+async fn failing_upstream_is_not_called() {
+    let (addr, mut seen) = raw::upstream("HTTP/1.1 500 Oops\r\ncontent-length: 2\r\n\r\n{}").await;
+    let caller = Caller::new(start(proxy(&[upstream("anthropic", addr)], None)).await);
+    let mut statuses = Vec::new();
+    let mut last = String::new();
+    for _ in 0..6 {
+        let reply = caller.post("/anthropic/v1/messages", &json!({"model": "c"})).await;
+        statuses.push(reply.status);
+        last = reply.text;
+    }
+    assert_eq!(statuses, [500, 500, 500, 500, 500, 503], "{last}");
+    assert!(last.contains("api_error") && last.contains("circuit"), "{last}");
+    let other = caller.post("/anthropic/v1/messages", &json!({"model": "d"})).await;
+    assert_eq!(other.status, 500, "another model is another quota");
+    let count = std::iter::from_fn(|| seen.try_recv().ok()).filter(|seen| matches!(seen, Seen::Request(_)));
+    assert_eq!(count.count(), 6);
+}
+
+/// Each call was repeated until its time was up.
+#[tokio::test(start_paused = true)]
+async fn repeated_calls_are_bounded_by_a_budget() {
+    let reply = "HTTP/1.1 429 Too Many\r\nretry-after: 0\r\ncontent-length: 2\r\n\r\n{}";
+    let (addr, mut seen) = raw::upstream(reply).await;
+    let mut bounds = ProxyBounds::default();
+    bounds.retries = RetryBudget::new(0.0, 3, Duration::from_mins(10));
+    let builder = Proxy::builder().upstream(upstream("openai", addr)).unwrap().bounds(bounds);
+    let caller = Caller::new(start(builder.build().unwrap()).await);
+    for _ in 0..4 {
+        assert_eq!(caller.post("/openai/v1/responses", &json!({"model": "m"})).await.status, 429);
+    }
+    let count = std::iter::from_fn(|| seen.try_recv().ok()).filter(|seen| matches!(seen, Seen::Request(_)));
+    assert!(count.count() <= 7, "four calls, and three retries");
+    assert!(caller.get("/tidegate/metrics").await.text.contains("tidegate_proxy_retries_total 3\n"));
 }
 
 /// Its slot and its place at the upstream were free while the body went on.
