@@ -119,6 +119,32 @@ async fn disconnected_caller_cancels_the_call_upstream() {
     tokio::time::timeout(Duration::from_mins(1), call).await.unwrap().unwrap_err();
 }
 
+/// They waited until their time was up, and `retry-after` was a second.
+#[tokio::test(start_paused = true)]
+async fn wait_behind_others_is_refused_at_once() {
+    let addr = mock("openai", |options| {
+        options.limits = vec!["requests:1/s".parse().unwrap()];
+        options.is_hidden = true;
+    })
+    .await;
+    let through = start(proxy(&[upstream("openai", addr)], None)).await;
+    let body = json!({"model": "m", "input": "hello"});
+    let patient = Caller::new(through).with("x-tidegate-within", "5m");
+    join_all((0..60).map(|_| patient.post("/openai/v1/responses", &body))).await;
+    let caller = Caller::new(through).with("x-tidegate-within", "8");
+    let began = Instant::now();
+    let calls = (0..60).map(|_| async {
+        let reply = caller.post("/openai/v1/responses", &body).await;
+        let seconds = reply.header("retry-after").parse::<u64>().unwrap_or_default();
+        (reply.status, began.elapsed(), seconds)
+    });
+    let replies = join_all(calls).await;
+    let at_once = |reply: &&(u16, Duration, u64)| reply.0 == 429 && reply.1 < Duration::from_secs(3);
+    assert!(replies.iter().filter(at_once).count() >= 40, "{replies:?}");
+    assert!(replies.iter().filter(at_once).all(|reply| reply.2 >= 8), "{replies:?}");
+    assert!(replies.iter().filter(|reply| reply.0 == 200).count() >= 6, "{replies:?}");
+}
+
 #[tokio::test]
 async fn failing_upstream_is_not_called() {
     let (addr, mut seen) = raw::upstream("HTTP/1.1 500 Oops\r\ncontent-length: 2\r\n\r\n{}").await;
