@@ -10,6 +10,7 @@ use hyper::{Method, Request, Response, Uri};
 use tidegate::{Classes, Gate, Outcome, Refused, RetryInfo, Stamp, retry_info};
 use tidegate_core::duration;
 use tidegate_core::limit::name::EntityId;
+use tidegate_core::limit::token::TokenScope;
 use tidegate_server::{AtCapacity, PeerCertificate, Slot};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -131,7 +132,7 @@ async fn identify(proxy: &Inner, upstream: &Upstream, head: &mut request::Parts)
     let is_mapped = key.is_none() && peer.is_some_and(|peer| peer.token().is_some());
     match &proxy.tenants {
         Some(tenants) if token.is_some() || is_mapped => {
-            let entity = tenants.identify(token, peer).await?;
+            let entity = tenants.identify(token, peer, TokenScope::Acquire).await?;
             let Some(kept) = &upstream.key else {
                 let name = &upstream.name;
                 return Err(Refusal::forbidden(format!("the proxy keeps no key for the upstream `{name}`")));

@@ -10,6 +10,7 @@ use hyper::body::Incoming;
 use hyper::{Method, Request, Response};
 use tidegate::RetryBudget;
 use tidegate::store::{HostWall, WallClock as _};
+use tidegate_core::limit::token::TokenScope;
 use tidegate_core::time::nanos;
 use tidegate_server::{PeerCertificate, Slots};
 use tokio::sync::Semaphore;
@@ -181,7 +182,7 @@ impl Proxy {
                 upstream.and_then(|upstream| find_key(&upstream.profile, request.headers(), request.uri()));
             let peer = request.extensions().get::<PeerCertificate>();
             match &self.0.tenants {
-                Some(tenants) => drop(tenants.identify(key.as_ref(), peer).await?),
+                Some(tenants) => drop(tenants.identify(key.as_ref(), peer, TokenScope::Read).await?),
                 None => return Err(Refusal::unauthorized("this needs a token of tidegate")),
             }
         }

@@ -145,10 +145,15 @@ async fn calls_without_a_required_token_are_refused() {
     let builder = Proxy::builder().upstream(upstream).unwrap().tenants(store.tenants());
     let through = start(builder.require_token().build().unwrap()).await;
     let token = store.token("acme", TokenScope::Acquire).await;
-    for (key, status) in [("sk-own", 401), (token.as_str(), 200)] {
+    let reader = store.token("reader", TokenScope::Read).await;
+    // What is about all tenants needs another scope than calls.
+    for (key, call, metrics) in
+        [("sk-own", 401, 401), (token.as_str(), 200, 403), (reader.as_str(), 403, 200)]
+    {
         let caller = Caller::new(through).with("authorization", &format!("Bearer {key}"));
-        assert_eq!(caller.post("/openai/v1/responses", &json!({"model": "m"})).await.status, status);
-        assert_eq!(caller.get("/tidegate/metrics").await.status, status);
+        assert_eq!(caller.post("/openai/v1/responses", &json!({"model": "m"})).await.status, call);
+        assert_eq!(caller.get("/tidegate/metrics").await.status, metrics);
+        assert_eq!(caller.get("/tidegate/scopes").await.status, metrics);
     }
     assert_eq!(Caller::new(through).get("/tidegate/health").await.status, 200);
 }
