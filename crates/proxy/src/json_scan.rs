@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn encoded_data_is_told_from_text() {
+    fn encoded_data_is_no_text() {
         let image = format!("data:image/png;base64,{}==", "aZ0+/".repeat(1_000));
         let body = format!(
             r#"{{"image":"{image}","text":"{}","wide":"{}"}}"#,

@@ -61,7 +61,7 @@ pub(crate) struct RequestFacts {
     pub(crate) choices: u64,
     /// Whether the body is a JSON object.
     pub(crate) is_json: bool,
-    /// The bytes of encoded data, such as images, and whether it goes on after what was read.
+    /// The bytes of encoded data, such as images, and whether it goes on after the part that was read.
     pub(crate) blobs: u64,
     pub(crate) is_in_blob: bool,
 }
