@@ -2,9 +2,11 @@
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use hyper::body::{Body, Bytes, Frame, SizeHint};
 use tidegate_server::Slot;
+use tokio::time::{Instant, Sleep, sleep};
 
 use crate::listener::BodyError;
 use crate::ticket::{Ending, Ticket};
@@ -15,23 +17,56 @@ use crate::usage::UsageReader;
 #[derive(Debug)]
 pub(crate) struct MeteredBody {
     inner: Prefixed,
-    reader: UsageReader,
+    /// `None` if the upstream answered with an error: it did nothing that would be paid for.
+    reader: Option<UsageReader>,
     ticket: Option<Ticket>,
     /// The place of the call among those of its tenant.
     _slot: Slot,
     /// Why the body broke off, if the caller does not know yet.
     broken: Option<BodyError>,
+    /// How long the upstream may pause.
+    pause_max: Duration,
+    /// The time left of its current pause.
+    timer: Option<Pin<Box<Sleep>>>,
+    is_paused: bool,
 }
 
 impl MeteredBody {
-    pub(crate) const fn new(inner: Prefixed, reader: UsageReader, ticket: Ticket, slot: Slot) -> Self {
-        Self { inner, reader, ticket: Some(ticket), _slot: slot, broken: None }
+    pub(crate) fn new(
+        inner: Prefixed,
+        reader: Option<UsageReader>,
+        (ticket, slot): (Ticket, Slot),
+        pause_max: Duration,
+    ) -> Self {
+        let ticket = Some(ticket);
+        Self { inner, reader, ticket, _slot: slot, broken: None, pause_max, timer: None, is_paused: false }
     }
 
     fn end(&mut self, is_complete: bool) {
         if let Some(ticket) = self.ticket.take() {
-            ticket.end(Ending::Response { usage: self.reader.finish(), is_complete });
+            ticket.end(match &mut self.reader {
+                Some(reader) => Ending::Response { usage: reader.finish(), is_complete },
+                None => Ending::NotDone,
+            });
         }
+    }
+
+    /// The next frame of the upstream, or an error if it pauses for too long.
+    fn poll_upstream(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        if let Poll::Ready(frame) = Pin::new(&mut self.inner).poll_frame(cx) {
+            self.is_paused = false;
+            return Poll::Ready(frame);
+        }
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(self.pause_max)));
+        if !self.is_paused {
+            self.is_paused = true;
+            timer.as_mut().reset(Instant::now() + self.pause_max);
+        }
+        timer.as_mut().poll(cx).map(|()| Some(Err("the upstream stopped sending".into())))
+    }
+
+    fn edits(&self) -> bool {
+        self.reader.as_ref().is_some_and(UsageReader::edits)
     }
 }
 
@@ -48,11 +83,14 @@ impl Body for MeteredBody {
             return Poll::Ready(Some(Err(error)));
         }
         loop {
-            match ready!(Pin::new(&mut this.inner).poll_frame(cx)) {
+            match ready!(this.poll_upstream(cx)) {
                 Some(Ok(frame)) => {
                     let frame = match frame.into_data() {
                         Ok(data) => {
-                            let passed = this.reader.push(data);
+                            let passed = match &mut this.reader {
+                                Some(reader) => reader.push(data),
+                                None => data,
+                            };
                             if passed.is_empty() {
                                 continue;
                             }
@@ -70,7 +108,7 @@ impl Body for MeteredBody {
                     return Poll::Pending;
                 }
                 None => {
-                    let rest = this.reader.rest();
+                    let rest = this.reader.as_mut().map_or_else(Bytes::new, UsageReader::rest);
                     this.end(true);
                     let last = (!rest.is_empty()).then(|| Ok(Frame::data(rest)));
                     return Poll::Ready(last);
@@ -80,11 +118,11 @@ impl Body for MeteredBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        !self.reader.edits() && self.inner.is_end_stream()
+        !self.edits() && self.inner.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        if self.reader.edits() { SizeHint::new() } else { self.inner.size_hint() }
+        if self.edits() { SizeHint::new() } else { self.inner.size_hint() }
     }
 }
 

@@ -1,10 +1,11 @@
 //! Configures a proxy: its upstreams, their keys, its tenants and bounds.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use http::uri::{Authority, Scheme, Uri};
 use thiserror::Error;
+use tidegate_core::retry::{Retries, RetryBudget};
 
 use crate::headers::Key;
 use crate::profile::{GENERIC, Profile, Profiles};
@@ -34,6 +35,8 @@ pub struct Upstream {
     pub(crate) base: String,
     /// The key for callers with a token.
     pub(crate) key: Option<Key>,
+    /// Calls begun and repeated.
+    pub(crate) retries: Arc<Mutex<Retries>>,
 }
 
 impl Upstream {
@@ -79,6 +82,7 @@ impl Upstream {
                 authority,
                 base: path.trim_end_matches('/').to_owned(),
                 key: None,
+                retries: Arc::new(Mutex::new(Retries::new(&RetryBudget::default()))),
             }),
             _ => wrong(address()),
         }

@@ -10,18 +10,19 @@ use hyper::{Method, Request, Response, Uri};
 use tidegate::{Classes, Gate, Outcome, Refused, RetryInfo, Stamp, retry_info};
 use tidegate_core::duration;
 use tidegate_core::limit::name::EntityId;
+use tidegate_core::limit::token::TokenScope;
 use tidegate_server::{AtCapacity, PeerCertificate, Slot};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::body::MeteredBody;
 use crate::builder::Upstream;
-use crate::codec::with_usage_option;
 use crate::headers::{
     Key, WITHIN, find_key, percent_decoded, remove_hop_by_hop, remove_tokens, replace_key, upstream_path,
 };
-use crate::listener::{ResponseBody, full};
-use crate::multipart::{boundary, models};
-use crate::profile::{RequestFacts, Tokens};
+use crate::listener::ResponseBody;
+use crate::multipart::boundary;
+use crate::payload::{Payload, ReadBody, Reading};
+use crate::profile::Tokens;
 use crate::proxy::Inner;
 use crate::refusal::Refusal;
 use crate::scope::Scope;
@@ -34,8 +35,6 @@ use crate::usage::UsageReader;
 const REJECTION_MAX: usize = 64 * 1_024;
 /// Timeout for that part.
 const REJECTION_TIME: Duration = Duration::from_secs(10);
-/// Where Google takes files, which are not for a model.
-const UPLOADS: &str = "/upload/";
 /// Attempts of one call. The wait is the bound in practice.
 const ATTEMPTS_MAX: u32 = 64;
 
@@ -58,14 +57,6 @@ struct Prepared {
     adds_usage: bool,
 }
 
-/// The body of a request.
-enum Payload {
-    /// Kept for another attempt.
-    Kept(Bytes),
-    /// Can be sent once.
-    Once(Option<Prefixed>),
-}
-
 /// Forwards a request, and responds with the upstream's response.
 pub(crate) async fn forward(proxy: &Inner, upstream: &Upstream, request: Request<Incoming>) -> Forwarded {
     count(&proxy.counts.calls, 1);
@@ -80,7 +71,7 @@ pub(crate) async fn forward(proxy: &Inner, upstream: &Upstream, request: Request
     let (prepared, mut info) = prepare(proxy, (upstream, &caller), head, body).await?;
     info.tenant = caller.entity.as_ref().map(|entity| entity.as_str().to_owned()).unwrap_or_default();
     let model = info.model.clone().unwrap_or_default();
-    if info.model.is_some() {
+    if info.has_estimate {
         let output = proxy.estimates.output(&info.tenant, &model);
         info.tokens.output = output.min(info.tokens.output_max.unwrap_or(u64::MAX));
     } else {
@@ -99,7 +90,7 @@ pub(crate) async fn forward(proxy: &Inner, upstream: &Upstream, request: Request
     let group = upstream.profile.group_of(&model);
     let scope = proxy.scopes.scope(&upstream.name, caller.key.as_ref(), group);
     let ticket = Ticket::new(info, proxy.estimates.clone(), proxy.counts.clone(), lease);
-    send(proxy, Attempts { scope, deadline, prepared, ticket, slot }).await
+    send(proxy, upstream, Attempts { scope, deadline, prepared, ticket, slot }).await
 }
 
 fn at_capacity(proxy: &Inner, at: AtCapacity) -> Refusal {
@@ -141,7 +132,7 @@ async fn identify(proxy: &Inner, upstream: &Upstream, head: &mut request::Parts)
     let is_mapped = key.is_none() && peer.is_some_and(|peer| peer.token().is_some());
     match &proxy.tenants {
         Some(tenants) if token.is_some() || is_mapped => {
-            let entity = tenants.identify(token, peer).await?;
+            let entity = tenants.identify(token, peer, TokenScope::Acquire).await?;
             let Some(kept) = &upstream.key else {
                 let name = &upstream.name;
                 return Err(Refusal::forbidden(format!("the proxy keeps no key for the upstream `{name}`")));
@@ -166,63 +157,39 @@ async fn prepare(
     head: request::Parts,
     body: Incoming,
 ) -> Result<(Prepared, CallInfo), Refusal> {
-    let (profile, max) = (&upstream.profile, proxy.bounds.replay_max);
-    let reads = profile.reads_bodies() && !body.is_end_stream();
+    let profile = &upstream.profile;
     let path = head.uri.path().get(upstream.name.len() + 1..).unwrap_or_default();
     let in_path = profile.model_in(path);
-    let is_tenant = caller.entity.is_some() && head.method == Method::POST;
+    let is_post = head.method == Method::POST;
+    let is_tenant = caller.entity.is_some() && is_post;
     if is_tenant && has_empty_steps(path) {
         return Err(Refusal::invalid("the path must have no empty steps, `.` or `..`"));
     }
-    let length = body.size_hint().exact();
-    let is_small = length.is_some_and(|length| length <= max as u64);
     let form = boundary(&head.headers).filter(|_| profile.counts_by_body());
-    let mut scan = profile.request.scan();
-    let mut facts = RequestFacts::default();
-    let mut beginning = None;
-    let payload = if reads || is_small {
-        let see = |piece: &[u8]| {
-            if reads {
-                scan.push(piece);
-            }
-        };
-        let read = timeout(proxy.bounds.body_time, Beginning::read(body, max, see)).await;
-        let Ok(Ok(read)) = read else { return Err(Refusal::invalid("the body did not arrive")) };
-        if reads {
-            facts = match form {
-                Some(boundary) => form_facts(&read.bytes, boundary)?,
-                None => profile.request.facts(scan),
-            };
-            if is_tenant && in_path.is_none() && profile.counts_by_body() {
-                check_hidden(&head, path, (&read, form), facts.model.is_some())?;
-            }
-        }
-        match read.rest {
-            None => {
-                beginning = Some(read.bytes.clone());
-                Payload::Kept(read.bytes)
-            }
-            Some(_) => Payload::Once(Some(read.into_body())),
-        }
-    } else {
-        Payload::Once(Some(Prefixed::of(body)))
-    };
-    let model = in_path.or(facts.model).filter(|_| head.method == Method::POST);
+    let searches = is_post && in_path.is_none() && form.is_none() && profile.counts_by_body();
+    let is_empty = body.is_end_stream();
+    let read = ReadBody::read(proxy, body, Reading { profile, form, searches }).await?;
+    if is_tenant && in_path.is_none() && profile.counts_by_body() && !is_empty {
+        read.check_hidden(&head.headers, path, form)?;
+    }
+    let facts = read.facts.clone();
+    let model = in_path.or(facts.model).filter(|_| is_post);
     if is_tenant && model.as_deref().is_some_and(|model| model.contains(['\\', '%'])) {
         return Err(Refusal::invalid("the name of a model must have no escapes of its own"));
     }
-    let bytes = length.or(beginning.as_ref().map(|bytes| bytes.len() as u64)).unwrap_or(max as u64);
-    let estimate = |model: &str| proxy.estimates.input(model, bytes, form.is_some());
-    let input = model.as_deref().map_or(0, estimate);
-    let tokens = Tokens { input, output: 0, output_max: facts.output_max, choices: facts.choices };
     let is_form = form.is_some();
+    let bytes = read.counted_bytes(is_form);
+    let has_estimate = model.is_some() || (is_post && facts.is_json);
+    let named = model.as_deref().unwrap_or_default();
+    let input = if has_estimate { proxy.estimates.input(named, bytes, is_form) } else { 0 };
+    let tokens = Tokens { input, output: 0, output_max: facts.output_max, choices: facts.choices };
     let mut headers = head.headers;
     remove_hop_by_hop(&mut headers);
     remove_tokens(&mut headers);
     headers.remove(HOST);
     let asks = facts.is_stream && profile.needs_usage_option(path) && !headers.contains_key(CONTENT_ENCODING);
-    let (payload, adds_usage) = payload.edited(&mut headers, asks);
-    let reads_usage = !profile.usage.is_empty() && (model.is_some() || is_form);
+    let (body, adds_usage) = read.into_payload(&mut headers, asks);
+    let reads_usage = is_post && !profile.usage.is_empty();
     if reads_usage {
         // Usage cannot be read of a compressed response.
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
@@ -230,9 +197,9 @@ async fn prepare(
     let without = profile.key_query.as_deref().filter(|_| caller.entity.is_some());
     let uri = upstream_uri(upstream, path, head.uri.query(), without)
         .ok_or_else(|| Refusal::invalid("the path is invalid"))?;
-    let info =
-        CallInfo { profile: profile.clone(), tenant: String::new(), model, reads_usage, bytes, tokens };
-    Ok((Prepared { method: head.method, uri, headers, body: payload, adds_usage }, info))
+    let (profile, tenant) = (profile.clone(), String::new());
+    let info = CallInfo { profile, tenant, model, has_estimate, reads_usage, bytes, tokens };
+    Ok((Prepared { method: head.method, uri, headers, body, adds_usage }, info))
 }
 
 /// The address of a call at its upstream; `without` is a parameter to leave out.
@@ -240,43 +207,6 @@ fn upstream_uri(upstream: &Upstream, path: &str, query: Option<&str>, without: O
     let target = upstream_path(&upstream.base, path, query, without)?;
     let uri = Uri::builder().scheme(upstream.scheme.clone()).authority(upstream.authority.clone());
     uri.path_and_query(target).build().ok()
-}
-
-/// Fails if the proxy may see no model, or another one than the upstream: a tenant could evade its limits.
-fn check_hidden(
-    head: &request::Parts,
-    path: &str,
-    (read, form): (&Beginning, Option<&str>),
-    has_model: bool,
-) -> Result<(), Refusal> {
-    let mut encodings = head.headers.get_all(CONTENT_ENCODING).iter();
-    let is_encoded = encodings.any(|value| !value.as_bytes().eq_ignore_ascii_case(b"identity"));
-    // JSON in UTF-16 or UTF-32, which some upstreams accept.
-    let is_wide = read.bytes.iter().take(4).any(|byte| *byte == 0);
-    let is_cut = read.rest.is_some() && !has_model && !path.starts_with(UPLOADS);
-    let what = match form {
-        _ if is_encoded => "the body must have no content-encoding: the proxy reads its model",
-        Some(boundary) if !begins_with(&read.bytes, boundary) => "the form must begin with its boundary",
-        None if is_wide => "the body must be UTF-8: the proxy reads its model",
-        None if is_cut => "a large body must begin with its model: the proxy reads the beginning only",
-        _ => return Ok(()),
-    };
-    Err(Refusal::invalid(what))
-}
-
-/// Whether a body is a form with this boundary, and not JSON that is called one.
-fn begins_with(body: &[u8], boundary: &str) -> bool {
-    body.strip_prefix(b"--").is_some_and(|body| body.starts_with(boundary.as_bytes()))
-}
-
-/// What is read of a form.
-fn form_facts(body: &[u8], boundary: &str) -> Result<RequestFacts, Refusal> {
-    let mut models = models(body, boundary);
-    let model = models.next().map(str::to_owned);
-    if models.any(|other| Some(other) != model.as_deref()) {
-        return Err(Refusal::invalid("the form must name one model"));
-    }
-    Ok(RequestFacts { model, ..RequestFacts::default() })
 }
 
 /// Whether an upstream may read another path than the proxy.
@@ -296,7 +226,7 @@ struct Attempts {
 }
 
 /// Sends a call until the upstream does not reject it, or time is up.
-async fn send(proxy: &Inner, call: Attempts) -> Forwarded {
+async fn send(proxy: &Inner, upstream: &Upstream, call: Attempts) -> Forwarded {
     let Attempts { scope, deadline, mut prepared, mut ticket, slot } = call;
     let reserved = ticket.info().profile.reserved(ticket.info().tokens);
     for attempt in 1.. {
@@ -309,6 +239,9 @@ async fn send(proxy: &Inner, call: Attempts) -> Forwarded {
             }
         };
         let Some(request) = prepared.request() else { break };
+        if attempt == 1 {
+            proxy.begin(upstream);
+        }
         ticket.send(permit);
         let sent_at = Instant::now();
         let response = timeout(proxy.bounds.response_time, proxy.transport.send(request)).await;
@@ -322,11 +255,13 @@ async fn send(proxy: &Inner, call: Attempts) -> Forwarded {
         if !matches!(head.status.as_u16(), 429 | 503 | 529) {
             ticket.learn(outcome);
             remove_hop_by_hop(&mut head.headers);
-            return Ok(passed(head, Prefixed::of(body), ticket, prepared.adds_usage, slot));
+            let pause_max = proxy.bounds.response_time;
+            return Ok(passed(head, Prefixed::of(body), (ticket, slot), prepared.adds_usage, pause_max));
         }
         let Rejection { body, outcome, is_final } = classify(&ticket, &head, body, outcome).await;
-        let is_retryable = head.status != StatusCode::SERVICE_UNAVAILABLE && prepared.is_repeatable();
-        if is_retryable && !is_final && attempt < ATTEMPTS_MAX && !left(deadline).is_zero() {
+        let is_retryable = head.status != StatusCode::SERVICE_UNAVAILABLE && prepared.body.is_repeatable();
+        let may_retry = is_retryable && !is_final && attempt < ATTEMPTS_MAX && !left(deadline).is_zero();
+        if may_retry && proxy.takes_retry(upstream) {
             ticket.retry(outcome);
             let wait = outcome.hint().unwrap_or_default();
             if wait > left(deadline) {
@@ -339,9 +274,8 @@ async fn send(proxy: &Inner, call: Attempts) -> Forwarded {
         }
         count(&proxy.counts.rejected, 1);
         ticket.learn(outcome);
-        ticket.end(Ending::NotDone);
         remove_hop_by_hop(&mut head.headers);
-        return Ok(Response::from_parts(head, body.boxed()));
+        return Ok(passed(head, body, (ticket, slot), false, proxy.bounds.response_time));
     }
     ticket.end(Ending::NotDone);
     Err(Refusal::upstream(StatusCode::BAD_GATEWAY, "the upstream rejects this call"))
@@ -357,7 +291,12 @@ struct Rejection {
 
 /// Reads the beginning of a rejection's body, which says whether another attempt can succeed, and when.
 async fn classify(ticket: &Ticket, head: &response::Parts, body: Incoming, outcome: Outcome) -> Rejection {
-    let read = timeout(REJECTION_TIME, Beginning::read(body, REJECTION_MAX, |_| {})).await;
+    let mut size = 0;
+    let wants_more = |piece: &[u8]| {
+        size += piece.len();
+        size <= REJECTION_MAX
+    };
+    let read = timeout(REJECTION_TIME, Beginning::read(body, wants_more)).await;
     let Ok(Ok(read)) = read else {
         let body = Beginning { bytes: Bytes::new(), rest: None }.into_body();
         return Rejection { body, outcome, is_final: false };
@@ -407,9 +346,9 @@ fn no_response(
 fn passed(
     mut head: response::Parts,
     body: Prefixed,
-    ticket: Ticket,
+    (ticket, slot): (Ticket, Slot),
     adds_usage: bool,
-    slot: Slot,
+    pause_max: Duration,
 ) -> Response<ResponseBody> {
     let profile = &ticket.info().profile;
     let kind = head.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
@@ -420,16 +359,12 @@ fn passed(
         kind if kind.starts_with("text/event-stream") => UsageReader::events(profile, adds_usage),
         _ => UsageReader::document(profile),
     };
-    if !head.status.is_success() {
-        // The upstream did nothing that would be paid for.
-        ticket.end(Ending::NotDone);
-        return Response::from_parts(head, body.boxed());
-    }
     if reader.edits() {
         head.headers.remove(CONTENT_LENGTH);
     }
     head.version = Version::HTTP_11;
-    Response::from_parts(head, MeteredBody::new(body, reader, ticket, slot).boxed_unsync())
+    let reader = head.status.is_success().then_some(reader);
+    Response::from_parts(head, MeteredBody::new(body, reader, (ticket, slot), pause_max).boxed_unsync())
 }
 
 fn outcome_of(head: &response::Parts) -> Outcome {
@@ -438,34 +373,10 @@ fn outcome_of(head: &response::Parts) -> Outcome {
     CLASSES.outcome_of_parts(head.status, &head.headers, now)
 }
 
-impl Payload {
-    /// Adds the usage option if the request is to ask for usage. Returns whether it was added.
-    fn edited(self, headers: &mut HeaderMap, asks: bool) -> (Self, bool) {
-        let Self::Kept(bytes) = self else { return (self, false) };
-        // The length may change, and a body that is kept has one anyway.
-        let had_length = headers.remove(CONTENT_LENGTH).is_some();
-        let edited = if asks { with_usage_option(&bytes) } else { None };
-        let adds_usage = edited.is_some();
-        let bytes = edited.map_or(bytes, Bytes::from);
-        if had_length || !bytes.is_empty() {
-            headers.insert(CONTENT_LENGTH, HeaderValue::from(bytes.len()));
-        }
-        (Self::Kept(bytes), adds_usage)
-    }
-}
-
 impl Prepared {
-    const fn is_repeatable(&self) -> bool {
-        matches!(self.body, Payload::Kept(_))
-    }
-
     /// The next request; `None` if its body was already sent.
     fn request(&mut self) -> Option<Request<ResponseBody>> {
-        let body = match &mut self.body {
-            Payload::Kept(bytes) => full(bytes.clone()),
-            Payload::Once(body) => body.take()?.boxed(),
-        };
-        let mut request = Request::new(body);
+        let mut request = Request::new(self.body.next()?);
         *request.method_mut() = self.method.clone();
         *request.uri_mut() = self.uri.clone();
         *request.headers_mut() = self.headers.clone();

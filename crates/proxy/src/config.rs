@@ -52,6 +52,8 @@ struct ProfileConfig {
     #[serde(default)]
     output_more: Vec<String>,
     #[serde(default)]
+    stream_end: Vec<String>,
+    #[serde(default)]
     never: Vec<String>,
     #[serde(default)]
     retry_after_is_sent: bool,
@@ -200,6 +202,7 @@ fn profile(name: &str, table: Table) -> Result<Profile, InvalidProfiles> {
             [&config.input, &config.input_more, &config.output, &config.output_more]
                 .map(|texts| paths(texts)),
         ),
+        stream_end: config.stream_end,
         never: lower(config.never),
         retry_after_is_sent: config.retry_after_is_sent,
         quota_headers: match config.quota_headers {

@@ -81,6 +81,13 @@ impl Recent {
     }
 }
 
+/// The bytes of text that count as many tokens as these bytes, of which `blobs` are encoded data.
+pub(crate) const fn text_bytes(bytes: u64, blobs: u64) -> u64 {
+    /// Bytes of data per byte of text, as with forms.
+    const BLOB: u64 = 428;
+    bytes.saturating_sub(blobs).saturating_add(blobs / BLOB)
+}
+
 fn bounded_entry<K: Hash + Eq, V>(map: &mut HashMap<K, V>, key: K, new: impl FnOnce() -> V) -> &mut V {
     if map.len() >= KEYS_MAX && !map.contains_key(&key) {
         map.clear();

@@ -13,6 +13,8 @@ use crate::profile::Path;
 const TEXT_MAX: usize = 1_536;
 /// Deeper values are skipped.
 const DEPTH_MAX: usize = 32;
+/// A string of at least this many letters and digits without a space is no text but data, such as an image.
+const BLOB_MIN: u64 = 1_024;
 
 /// Scans for the values at some paths. Arrays do not count as a step of a path. The last value of a path wins.
 #[derive(Debug)]
@@ -25,6 +27,10 @@ pub(crate) struct JsonScan {
     skipped: usize,
     state: State,
     text: Vec<u8>,
+    /// The bytes of the current string, as long as it may be encoded data.
+    run: Option<u64>,
+    /// The bytes of strings that are encoded data.
+    blobs: u64,
 }
 
 /// A string, a number or a boolean.
@@ -64,7 +70,7 @@ impl JsonScan {
     pub(crate) fn new(paths: &Arc<[Path]>) -> Self {
         let (paths, values) = (Arc::clone(paths), vec![None; paths.len()]);
         let state = State::Between { is_key: false };
-        Self { paths, values, open: Vec::new(), skipped: 0, state, text: Vec::new() }
+        Self { paths, values, open: Vec::new(), skipped: 0, state, text: Vec::new(), run: None, blobs: 0 }
     }
 
     /// The values found in a complete document, in the order of the paths.
@@ -99,6 +105,21 @@ impl JsonScan {
         }
     }
 
+    /// Whether the value at the path of this index was found.
+    pub(crate) fn has(&self, index: usize) -> bool {
+        self.values[index].is_some()
+    }
+
+    /// The bytes of encoded data, such as images.
+    pub(crate) fn blobs(&self) -> u64 {
+        self.blobs + self.run.filter(|_| self.is_in_blob()).unwrap_or(0)
+    }
+
+    /// Whether encoded data goes on after the last piece.
+    pub(crate) fn is_in_blob(&self) -> bool {
+        matches!(self.state, State::String { .. }) && self.run.is_some_and(|run| run >= BLOB_MIN)
+    }
+
     /// The values found, in the order of the paths.
     pub(crate) fn finish(mut self) -> Vec<Option<Scalar>> {
         if self.state == State::Word {
@@ -119,6 +140,7 @@ impl JsonScan {
             }
             b'"' => {
                 self.text.clear();
+                self.run = Some(0);
                 self.state = State::String { is_key, is_escaped: false };
             }
             b',' => self.state = State::Between { is_key: self.is_in_object() },
@@ -140,6 +162,7 @@ impl JsonScan {
         }
         let end = rest.iter().position(|byte| matches!(byte, b'"' | b'\\')).unwrap_or(rest.len());
         keep(&mut self.text, &rest[..end]);
+        self.run = self.run.filter(|_| rest[..end].iter().all(is_of_blob)).map(|run| run + end as u64);
         match rest.get(end) {
             Some(b'"') => {
                 if self.text.contains(&b'\\')
@@ -155,6 +178,7 @@ impl JsonScan {
                 } else {
                     self.value(true);
                 }
+                self.blobs += self.run.take().filter(|run| *run >= BLOB_MIN).unwrap_or(0);
                 self.state = State::Between { is_key: false };
                 &rest[end + 1..]
             }
@@ -208,6 +232,12 @@ fn keep(text: &mut Vec<u8>, bytes: &[u8]) {
     text.extend_from_slice(&bytes[..bytes.len().min(space)]);
 }
 
+/// Whether base64, or the beginning of a `data:` URL, may contain it.
+const fn is_of_blob(byte: &u8) -> bool {
+    byte.is_ascii_alphanumeric()
+        || matches!(byte, b'+' | b'/' | b'-' | b'_' | b'=' | b':' | b';' | b',' | b'.')
+}
+
 const fn is_of_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'+' | b'.')
 }
@@ -251,6 +281,25 @@ mod tests {
         assert_eq!(found(&["model"], &["}}]]\"{,,", r#"{"model":"x"}"#]), ["-"]);
         let long = format!(r#"{{"model":"{}"}}"#, "x".repeat(100_000));
         assert_eq!(found(&["model"], &[&long])[0].len(), TEXT_MAX);
+    }
+
+    #[test]
+    fn encoded_data_is_no_text() {
+        let image = format!("data:image/png;base64,{}==", "aZ0+/".repeat(1_000));
+        let body = format!(
+            r#"{{"image":"{image}","text":"{}","wide":"{}"}}"#,
+            "word ".repeat(900),
+            "字".repeat(900)
+        );
+        let paths: Arc<[Path]> = [path("model")].into();
+        for size in [7, 100_000] {
+            let mut scan = JsonScan::new(&paths);
+            body.as_bytes().chunks(size).for_each(|piece| scan.push(piece));
+            assert_eq!((scan.blobs(), scan.is_in_blob()), (image.len() as u64, false), "in pieces of {size}");
+        }
+        let mut scan = JsonScan::new(&paths);
+        scan.push(&body.as_bytes()[..3_010]);
+        assert_eq!((scan.blobs(), scan.is_in_blob()), (3_000, true), "of a body that is cut off");
     }
 
     proptest! {

@@ -28,6 +28,7 @@ mod json_scan;
 mod listener;
 mod mock;
 mod multipart;
+mod payload;
 mod profile;
 mod proxy;
 mod refusal;

@@ -25,6 +25,7 @@ pub struct Profile {
     pub(crate) model_after: Option<String>,
     pub(crate) usage_option: Vec<String>,
     pub(crate) usage: UsagePaths,
+    pub(crate) stream_end: Vec<String>,
     pub(crate) never: Vec<String>,
     pub(crate) retry_after_is_sent: bool,
     pub(crate) quota_headers: QuotaHeaders,
@@ -58,6 +59,11 @@ pub(crate) struct RequestFacts {
     pub(crate) includes_usage: bool,
     pub(crate) output_max: Option<u64>,
     pub(crate) choices: u64,
+    /// Whether the body is a JSON object.
+    pub(crate) is_json: bool,
+    /// The bytes of encoded data, such as images, and whether it goes on after the part that was read.
+    pub(crate) blobs: u64,
+    pub(crate) is_in_blob: bool,
 }
 
 impl RequestPaths {
@@ -72,13 +78,21 @@ impl RequestPaths {
         JsonScan::new(&self.paths)
     }
 
+    /// Whether the model was found so far.
+    pub(crate) fn has_model(&self, scan: &JsonScan) -> bool {
+        (3..3 + self.models).any(|index| scan.has(index))
+    }
+
     pub(crate) fn facts(&self, scan: JsonScan) -> RequestFacts {
+        let (blobs, is_in_blob) = (scan.blobs(), scan.is_in_blob());
         let mut values = scan.finish();
         let output_max = values.split_off(3 + self.models).iter().flatten().find_map(Scalar::as_u64);
         let model = values.split_off(3).into_iter().flatten().find_map(Scalar::into_string);
         let is_true = |at: usize| values[at].as_ref().is_some_and(Scalar::is_true);
         let choices = values[2].as_ref().and_then(Scalar::as_u64).unwrap_or(1);
-        RequestFacts { model, is_stream: is_true(0), includes_usage: is_true(1), output_max, choices }
+        let (is_stream, includes_usage) = (is_true(0), is_true(1));
+        let is_json = false;
+        RequestFacts { model, is_stream, includes_usage, output_max, choices, is_json, blobs, is_in_blob }
     }
 }
 

@@ -1,15 +1,20 @@
 //! The proxy: finds the upstream of a request, and answers what is about the proxy itself.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use http::header::{CONTENT_TYPE, HeaderValue};
 use hyper::body::Incoming;
 use hyper::{Method, Request, Response};
+use tidegate::RetryBudget;
 use tidegate::store::{HostWall, WallClock as _};
+use tidegate_core::limit::token::TokenScope;
+use tidegate_core::time::nanos;
 use tidegate_server::{PeerCertificate, Slots};
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
 use crate::builder::{InvalidProxy, OWN_NAME, ProxyBuilder, Upstream};
 use crate::call::forward;
@@ -25,7 +30,7 @@ use crate::ticket::Counts;
 use crate::transport::Transport;
 
 /// The bounds of a proxy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct ProxyBounds {
     /// How long a call waits without `x-tidegate-within`. Default: 55 seconds, less than the minute after
@@ -35,9 +40,18 @@ pub struct ProxyBounds {
     pub within_max: Duration,
     /// The largest body that is kept for a retry. Default: 1 MiB.
     pub replay_max: usize,
-    /// How long an upstream may take until its response begins. Default: ten minutes.
+    /// How long an upstream may take until its response begins, and between two pieces of it. Default: ten
+    /// minutes.
     pub response_time: Duration,
-    /// How long a body may take to arrive, if it is kept. Default: one minute.
+    /// Attempts that an upstream may get beyond one for each call, among the calls of the last 10 s. Default: as
+    /// many as there are calls, and at least ten.
+    pub retries: RetryBudget,
+    /// How far a JSON body is read if its model is not among the first `replay_max` bytes. Default: 32 MiB.
+    pub search_max: usize,
+    /// Bytes of all bodies that are read before they are sent, or kept for a retry. Beyond it a body is sent
+    /// once, and is refused if its model is not known. Default: 256 MiB.
+    pub kept_max: usize,
+    /// How long a body may take to arrive, if it is kept, and each further MiB that is read. Default: one minute.
     pub body_time: Duration,
     /// Calls at the same time, including those that wait. One tenant may hold 15 of 16 if it is alone, and leaves
     /// the others their share, up to as many as it has. Default: 4,096.
@@ -50,6 +64,9 @@ impl Default for ProxyBounds {
             within: Duration::from_secs(55),
             within_max: Duration::from_mins(10),
             replay_max: 1 << 20,
+            retries: RetryBudget::new(1.0, 10, Duration::from_secs(10)),
+            search_max: 32 << 20,
+            kept_max: 256 << 20,
             response_time: Duration::from_mins(10),
             body_time: Duration::from_mins(1),
             calls_max: 4_096,
@@ -71,6 +88,27 @@ pub(crate) struct Inner {
     pub(crate) counts: Arc<Counts>,
     pub(crate) transport: Transport,
     pub(crate) calls: Arc<Slots>,
+    started: Instant,
+    /// One permit per byte of the bodies that are kept.
+    pub(crate) kept: Arc<Semaphore>,
+}
+
+impl Inner {
+    /// A call begins, which may be repeated later.
+    pub(crate) fn begin(&self, upstream: &Upstream) {
+        let now = self.now();
+        upstream.retries.lock().unwrap_or_else(PoisonError::into_inner).begin(now);
+    }
+
+    /// Takes a retry from the budget of an upstream, if one is left.
+    pub(crate) fn takes_retry(&self, upstream: &Upstream) -> bool {
+        let (now, budget) = (self.now(), &self.bounds.retries);
+        upstream.retries.lock().unwrap_or_else(PoisonError::into_inner).take(budget, now)
+    }
+
+    fn now(&self) -> tidegate_core::time::Instant {
+        tidegate_core::time::Instant::from_nanos(nanos(self.started.elapsed()))
+    }
 }
 
 impl Proxy {
@@ -92,6 +130,8 @@ impl Proxy {
             counts: Arc::default(),
             transport: Transport::new(has_tls).map_err(InvalidProxy)?,
             calls: Slots::new(bounds.calls_max.max(1)),
+            started: Instant::now(),
+            kept: Arc::new(Semaphore::new(bounds.kept_max.min(Semaphore::MAX_PERMITS))),
         })))
     }
 
@@ -142,7 +182,7 @@ impl Proxy {
                 upstream.and_then(|upstream| find_key(&upstream.profile, request.headers(), request.uri()));
             let peer = request.extensions().get::<PeerCertificate>();
             match &self.0.tenants {
-                Some(tenants) => drop(tenants.identify(key.as_ref(), peer).await?),
+                Some(tenants) => drop(tenants.identify(key.as_ref(), peer, TokenScope::Read).await?),
                 None => return Err(Refusal::unauthorized("this needs a token of tidegate")),
             }
         }

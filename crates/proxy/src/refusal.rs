@@ -115,6 +115,9 @@ impl From<Refused> for Refusal {
             Refused::Closed => Self::unavailable("the proxy is stopping", Duration::from_secs(1)),
             Refused::TooLarge { .. } => Self { is_final: true, ..Self::limited(message, None) },
             Refused::Busy { .. } => Self::limited(message, Some(Duration::from_secs(1))),
+            Refused::CircuitOpen { retry_after } => {
+                Self::unavailable(format!("the upstream fails: {refused}"), retry_after)
+            }
             refused => Self::limited(message, Some(refused.retry_after().unwrap_or(Duration::from_secs(1)))),
         }
     }
@@ -179,6 +182,9 @@ mod tests {
         assert_eq!(header(&response, "x-should-retry"), "-");
         let response = refused(Some(Duration::from_secs(61))).into_response(Format::OpenAi);
         assert_eq!(header(&response, "x-should-retry"), "false", "longer than SDKs wait");
+        let open = Refusal::from(Refused::CircuitOpen { retry_after: Duration::from_secs(9) });
+        let open = open.into_response(Format::OpenAi);
+        assert_eq!((open.status().as_u16(), header(&open, "retry-after")), (503, "9"));
         let large = Refusal::from(Refused::TooLarge { tokens: 9, capacity: 5 });
         assert_eq!(header(&large.into_response(Format::Anthropic), "x-should-retry"), "false");
         let missing = Refusal::unauthorized("no key").into_response(Format::OpenAi);

@@ -61,7 +61,7 @@ pub struct ScopeView {
 
 impl Scopes {
     pub(crate) fn new() -> Result<Self, InvalidProxy> {
-        let limits = Throttle::auto().limits().map_err(|error| InvalidProxy(error.to_string()))?;
+        let limits = Throttle::host().limits().map_err(|error| InvalidProxy(error.to_string()))?;
         let label = |scope: &Scope| format!("{} {}", scope.upstream, scope.group);
         let throttles =
             Keyed::builder(limits).keys_max(SCOPES_MAX).idle_ttl(IDLE_TTL).named("proxy").labelled(label);

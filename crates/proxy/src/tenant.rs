@@ -93,12 +93,13 @@ impl Tenants {
         Self { limiter, tokens, namespace, clock: Arc::new(HostWall) }
     }
 
-    /// The entity of a caller's token, if that is valid and may draw. Without a key it is the token that the client
-    /// certificate maps to.
+    /// The entity of a caller's token, if that is valid and has the scope. Without a key it is the token that the
+    /// client certificate maps to.
     pub(crate) async fn identify(
         &self,
         key: Option<&Key>,
         peer: Option<&PeerCertificate>,
+        scope: TokenScope,
     ) -> Result<EntityId, Refusal> {
         let unknown = || Refusal::unauthorized("the token is unknown, expired or revoked");
         let stored = match (key, peer.and_then(PeerCertificate::token)) {
@@ -115,8 +116,7 @@ impl Tenants {
         if token.state(self.clock.now()) != TokenState::Good || token.namespace != self.namespace {
             return Err(unknown());
         }
-        if !token.scopes.has(TokenScope::Acquire) {
-            let scope = TokenScope::Acquire;
+        if !token.scopes.has(scope) {
             return Err(Refusal::forbidden(format!("the token `{}` lacks the scope `{scope}`", token.id)));
         }
         entity_of(token)

@@ -17,8 +17,10 @@ pub(crate) struct CallInfo {
     pub(crate) profile: Arc<Profile>,
     /// The entity; empty without a tenant.
     pub(crate) tenant: String,
-    /// The model, if the call names one: only such calls have an estimate.
+    /// The model, if the call names one.
     pub(crate) model: Option<String>,
+    /// Whether tokens are estimated: of a call that names a model, and of other JSON.
+    pub(crate) has_estimate: bool,
     /// Whether the response may report usage.
     pub(crate) reads_usage: bool,
     /// The size of the request.
@@ -133,12 +135,13 @@ impl Ticket {
                 }
                 return;
             }
-            Ending::Unknown => (self.estimated(Usage::default()), self.info.model.is_some()),
+            Ending::Unknown => (self.estimated(Usage::default()), self.info.has_estimate),
             Ending::Response { usage, is_complete } => self.used(usage, is_complete),
         };
         if is_estimated {
             count(&self.counts.estimated, 1);
-        } else if let Some(model) = &self.info.model {
+        } else if self.info.has_estimate && used != CallTokens::default() {
+            let model = self.info.model.as_deref().unwrap_or_default();
             self.estimates.learn(&self.info.tenant, model, self.info.bytes, (used.input, used.output));
         }
         count(&self.counts.input_tokens, used.input);
@@ -164,18 +167,22 @@ impl Ticket {
         if !self.info.reads_usage {
             return (CallTokens::default(), false);
         }
+        let is_complete = is_complete && usage.has_ended;
         match (usage.input, usage.output) {
             (Some(input), output) if is_complete && usage.error.is_none() => {
                 (CallTokens { input, output: output.unwrap_or(0) }, false)
             }
-            // A form without a model, such as a file, uses nothing unless the response says so.
-            _ => (self.estimated(usage), self.info.model.is_some()),
+            // A call without a model, such as a file or a batch, uses nothing unless the response says so.
+            (None, _) if is_complete && usage.error.is_none() && self.info.model.is_none() => {
+                (CallTokens::default(), false)
+            }
+            _ => (self.estimated(usage), self.info.has_estimate),
         }
     }
 
     /// An estimate from what is known: about one token per event that arrived.
     fn estimated(&self, usage: Usage) -> CallTokens {
-        if self.info.model.is_none() {
+        if !self.info.has_estimate {
             return CallTokens::default();
         }
         let Tokens { input, output, .. } = self.info.tokens;

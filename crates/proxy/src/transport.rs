@@ -90,11 +90,10 @@ pub(crate) struct Beginning {
 }
 
 impl Beginning {
-    /// Reads up to `max` bytes, or a piece more, and shows each piece to `see`.
+    /// Reads pieces as long as `wants_more` says so of each.
     pub(crate) async fn read(
         mut body: Incoming,
-        max: usize,
-        mut see: impl FnMut(&[u8]),
+        mut wants_more: impl FnMut(&[u8]) -> bool,
     ) -> Result<Self, hyper::Error> {
         let (mut first, mut more) = (Bytes::new(), Vec::new());
         loop {
@@ -103,7 +102,7 @@ impl Beginning {
             }
             let Some(frame) = body.frame().await else { break };
             let Ok(data) = frame?.into_data() else { continue };
-            see(&data);
+            let is_last = !wants_more(&data) && !body.is_end_stream();
             // One piece is the rule, and needs no copy.
             if first.is_empty() {
                 first = data;
@@ -113,7 +112,7 @@ impl Beginning {
                 }
                 more.extend_from_slice(&data);
             }
-            if first.len().max(more.len()) > max {
+            if is_last {
                 let bytes = if more.is_empty() { first } else { more.into() };
                 return Ok(Self { bytes, rest: Some(body) });
             }

@@ -1,7 +1,9 @@
 //! Reads the usage of a response while it passes, and removes what the caller did not ask for.
 
-use hyper::body::Bytes;
+use std::ops::Range;
 use std::sync::{Arc, LazyLock};
+
+use hyper::body::Bytes;
 
 use crate::codec::is_usage_chunk;
 use crate::json_scan::{JsonScan, Scalar};
@@ -10,16 +12,18 @@ use crate::profile::{Path, Profile};
 
 /// A longer line of a stream is not read.
 const LINE_MAX: usize = 256 * 1_024;
-/// The member that a chunk has only if usage was requested.
-const NO_USAGE: &[u8] = b",\"usage\":null";
 /// The most tokens of a call. More are no usage but an error.
 const TOKENS_MAX: u64 = 100_000_000;
 
 /// The members that classify an error within a stream.
-static ERROR_PATHS: LazyLock<Arc<[Path]>> = LazyLock::new(|| {
-    let path = |text: &str| text.split('.').map(str::to_owned).collect();
-    ["error.type", "error.message", "error.code", "response.error.code"].map(path).into()
-});
+static ERROR_PATHS: LazyLock<Arc<[Path]>> =
+    LazyLock::new(|| paths(["error.type", "error.message", "error.code", "response.error.code"]));
+/// The member that names an event.
+static TYPE_PATH: LazyLock<Arc<[Path]>> = LazyLock::new(|| paths(["type"]));
+
+fn paths<const COUNT: usize>(texts: [&str; COUNT]) -> Arc<[Path]> {
+    texts.map(|text| text.split('.').map(str::to_owned).collect()).into()
+}
 
 /// The usage of one response.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -28,6 +32,8 @@ pub(crate) struct Usage {
     pub(crate) output: Option<u64>,
     /// Events of a stream that carried data: about one token each.
     pub(crate) events: u64,
+    /// Whether a stream had its last event, as far as the profile names one.
+    pub(crate) has_ended: bool,
     pub(crate) error: Option<StreamError>,
 }
 
@@ -77,7 +83,7 @@ impl UsageReader {
     pub(crate) fn events(profile: &Arc<Profile>, removes_usage: bool) -> Self {
         Self::Events(Box::new(Events {
             profile: Arc::clone(profile),
-            usage: Usage::default(),
+            usage: Usage { has_ended: profile.stream_end.is_empty(), ..Usage::default() },
             line: Vec::new(),
             is_long: false,
             filter: removes_usage.then(Filter::default),
@@ -120,7 +126,7 @@ impl UsageReader {
             Self::None => Usage::default(),
             Self::Document { profile, scan } => {
                 let (input, output) = profile.usage.read(*scan);
-                Usage { input, output, ..Usage::default() }
+                Usage { input, output, has_ended: true, ..Usage::default() }
             }
             Self::Events(events) => events.usage,
         };
@@ -178,6 +184,7 @@ impl Events {
     }
 
     fn read(&mut self, data: &[u8]) {
+        self.usage.has_ended |= self.profile.stream_end.iter().any(|end| is_event(data, end));
         if data == b"[DONE]" {
             return;
         }
@@ -223,17 +230,41 @@ impl Filter {
         }
         let event = std::mem::take(&mut self.event);
         if !std::mem::take(&mut self.is_usage) {
-            // Inside a string a quote is escaped, so this can only be a member.
-            match find(&event, NO_USAGE) {
-                Some(at) => {
-                    passed.extend_from_slice(&event[..at]);
-                    passed.extend_from_slice(&event[at + NO_USAGE.len()..]);
-                }
-                None => passed.extend_from_slice(&event),
-            }
+            let Range { start, end } = without_usage(&event).unwrap_or_default();
+            passed.extend_from_slice(&event[..start]);
+            passed.extend_from_slice(&event[end..]);
         }
         self.passes = false;
     }
+}
+
+/// The member `"usage": null` with one comma, which a chunk has only if usage was requested.
+fn without_usage(event: &[u8]) -> Option<Range<usize>> {
+    const NAME: &[u8] = b"\"usage\"";
+    let mut from = 0;
+    while let Some(at) = find(&event[from..], NAME) {
+        let (start, name_end) = (from + at, from + at + NAME.len());
+        from = name_end;
+        let after = |text: &[u8], word: &[u8]| {
+            text.trim_ascii_start().strip_prefix(word).map(|rest| event.len() - rest.len())
+        };
+        let end = after(&event[name_end..], b":").and_then(|end| after(&event[end..], b"null"));
+        let Some(end) = end else { continue };
+        let before = event[..start].trim_ascii_end();
+        // Inside a string a quote is escaped, so this can only be a member.
+        match before.last() {
+            Some(b',') => return Some(before.len() - 1..end),
+            Some(b'{') => return Some(start..after(&event[end..], b",").unwrap_or(end)),
+            _ => {}
+        }
+    }
+    None
+}
+
+/// Whether an event has this type, or nothing but this text.
+fn is_event(data: &[u8], name: &str) -> bool {
+    let has_type = || JsonScan::of(&TYPE_PATH, data).into_iter().flatten().find_map(Scalar::into_string);
+    data == name.as_bytes() || (contains(data, name.as_bytes()) && has_type().as_deref() == Some(name))
 }
 
 fn contains(text: &[u8], needle: &[u8]) -> bool {
@@ -273,6 +304,34 @@ mod tests {
             let (passed, usage) = read(UsageReader::events(&profile("openai"), false), CHAT, size);
             assert_eq!((passed.as_str(), usage.output), (CHAT, Some(5)), "requested usage passes");
         }
+    }
+
+    #[test]
+    fn member_without_usage_is_removed() {
+        let table = [
+            (r#"{"id":1,"usage":null}"#, r#"{"id":1}"#),
+            (r#"{"id":1, "usage" : null , "x":2}"#, r#"{"id":1 , "x":2}"#),
+            (r#"{ "usage": null, "id":1}"#, r#"{  "id":1}"#),
+            (r#"{"usage":null}"#, "{}"),
+            (r#"{"usage":{"a":1}}"#, r#"{"usage":{"a":1}}"#),
+            (r#"{"text":"\",\"usage\":null"}"#, r#"{"text":"\",\"usage\":null"}"#),
+        ];
+        for (event, wanted) in table {
+            let Range { start, end } = without_usage(event.as_bytes()).unwrap_or_default();
+            assert_eq!([&event[..start], &event[end..]].concat(), wanted, "{event}");
+        }
+    }
+
+    #[test]
+    fn stream_has_ended_after_its_last_event() {
+        let has_ended =
+            |name: &str, text: &str| read(UsageReader::events(&profile(name), false), text, 5).1.has_ended;
+        let (last, quoted) =
+            ("data: {\"type\":\"message_stop\"}\n\n", "data: {\"text\":\"message_stop\"}\n\n");
+        assert!(has_ended("anthropic", last) && !has_ended("anthropic", quoted));
+        assert!(has_ended("openai", CHAT) && !has_ended("openai", CHAT.trim_end_matches("data: [DONE]\n\n")));
+        assert!(has_ended("openai", "data: {\"type\":\"response.completed\",\"response\":{}}\n\n"));
+        assert!(has_ended("gemini", "data: {}\n\n"), "it has no last event");
     }
 
     #[test]

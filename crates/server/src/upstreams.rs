@@ -11,7 +11,7 @@ use tidegate::{
     Cost, KeyView, Keyed, KeyedSnapshot, Lease, Limits, Outcome, Permit, Refused, ResourceName, Throttle,
 };
 use tidegate_core::limit::token::TokenId;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use crate::slots::{AtCapacity, Slot, Slots};
 
@@ -23,6 +23,8 @@ const IDLE_TTL: Duration = Duration::from_hours(6);
 pub(crate) const PERMITS_MAX: usize = 65_536;
 /// The most upstreams of a listing.
 const LISTED_MAX: usize = 1_000;
+/// How often a call that waits for an open circuit asks again.
+const CIRCUIT_STEP: Duration = Duration::from_secs(1);
 /// The most names in an error.
 const NAMED_MAX: usize = 20;
 
@@ -96,7 +98,7 @@ impl Upstreams {
         Err(if names.is_empty() { "there are none".to_owned() } else { names.join(", ") + more })
     }
 
-    /// Waits up to `within` until the upstream accepts a call.
+    /// Waits up to `within` until the upstream accepts a call, also for a probe of an open circuit.
     pub(crate) async fn acquire(
         &self,
         upstream: &str,
@@ -107,7 +109,17 @@ impl Upstreams {
         if within.is_zero() {
             return self.throttles.try_acquire(upstream, cost);
         }
-        self.throttles.acquire_within(upstream, cost, within).await
+        let until = Instant::now() + within;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.throttles.acquire_within(upstream, cost, left).await {
+                // In steps, because a stop ends the wait.
+                Err(Refused::CircuitOpen { retry_after }) if retry_after < left => {
+                    sleep(retry_after.min(CIRCUIT_STEP)).await;
+                }
+                result => return result,
+            }
+        }
     }
 
     /// Takes a slot for a permit of this token.

@@ -178,7 +178,12 @@ pub(crate) async fn run(args: ProxyArgs, shared: SharedArgs, format: Format) -> 
     let proxy = settings.build(listen, tenants)?;
     log(LogForm::Text, LogLevel::Info);
     let sweep = opened.as_ref().map(|opened| tokio::spawn(sweep(Arc::clone(&opened.store))));
-    let ended = until_signal(listen, tls, proxy.clone(), || proxy.close(), format).await;
+    let stop = || {
+        // Callers that wait for their own limits end too.
+        limiter.iter().for_each(Limiter::close);
+        proxy.close();
+    };
+    let ended = until_signal(listen, tls, proxy.clone(), stop, format).await;
     if let Some(limiter) = limiter {
         drain(&limiter).await;
     }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
-use crate::kit::server::TestServer;
+use crate::kit::server::{TestServer, answer};
 use crate::kit::{Fixture, codec, wait_until};
 
 const BODY: &str = r#"{"model": "gpt-4", "input": "hello"}"#;
@@ -98,6 +98,31 @@ fn serve_proxies_tenants_of_its_store() {
     server.address = api;
     let log = server.stop().stderr;
     assert!(!log.contains(&token) && !log.contains("sk-real"), "no secret in the log: {log}");
+    mock.stop();
+}
+
+/// It went on waiting, and the drain time passed.
+#[test]
+fn stopping_proxy_refuses_waiting_tenants() {
+    let fixture = Fixture::new();
+    fixture.ok("limits set system requests:1/min");
+    let made = fixture.json("token create acme --scopes acquire");
+    let token = made["secret"].as_str().unwrap().to_owned();
+    let mock = mock(&fixture, &[]);
+    let (upstream, store) = (format!("openai={}", mock.url()), fixture.store());
+    let line = [
+        &["proxy", &upstream, "--listen", "127.0.0.1:0", "--store", &store][..],
+        &["--key", "openai=env:A_KEY", "--within", "10m"],
+    ];
+    let proxy = TestServer::start(fixture.command(&line.concat()).env("A_KEY", "sk-real"));
+    assert_eq!(proxy.ask("POST /openai/v1/responses", Some(&token), BODY).0, 200);
+    let waiting = proxy.begin("POST /openai/v1/responses", Some(&token), BODY);
+    wait_until("a call waits", || {
+        proxy.ask("GET /tidegate/metrics", None, "").1.contains("tidegate_proxy_calls_total 2\n")
+    });
+    proxy.stop();
+    let (status, body) = answer(waiting);
+    assert_eq!(status, 503, "{body}");
     mock.stop();
 }
 

@@ -253,9 +253,15 @@ impl Gates {
     /// The latest of the timed gates' lower bounds, if it is after `now`, with its gate.
     ///
     /// A request behind `ahead` others cannot enter earlier than this, whatever is returned. Tokens requested
-    /// by those ahead do not count: they are estimates, and may be returned as soon as they are reserved.
+    /// by those ahead do not count: they are estimates, and may be returned as soon as they are reserved. `Auto` adds
+    /// what it expects, by a quota that it has measured.
     pub fn bound_at(&self, plan: &Plan, cost: Cost, ahead: u32, now: Instant) -> Option<(Gate, Instant)> {
         let mut latest = self.paced_at(plan, cost, ahead, now);
+        if let (1.., Feedback::Auto(auto), Some(limits)) = (ahead, &self.feedback, &plan.auto)
+            && let Some((by, wait)) = auto.wait_behind(limits, cost, ahead, now)
+        {
+            latest = later(latest, by, now + wait, now);
+        }
         if let Some(budget) = &plan.draft.budget {
             let at = self.budget.bound_at(budget, cost.total_tokens(), now);
             latest = later(latest, Gate::Budget, at, now);

@@ -279,10 +279,9 @@ impl Mock {
         (events, true)
     }
 
-    fn stream(&self, call: Call, reserved: u64) -> ResponseBody {
-        let (events, is_completed) = self.events(&call);
+    fn stream(&self, end: EndOnDrop) -> ResponseBody {
+        let (events, is_completed) = self.events(&end.call);
         let interval = self.0.options.event_interval;
-        let end = EndOnDrop { mock: self.clone(), call, reserved, is_completed: false };
         let state = (events.into_iter(), end, true);
         let frames = stream::unfold(state, move |(mut events, mut end, is_first)| async move {
             let event = events.next();
@@ -300,7 +299,7 @@ impl Mock {
     }
 }
 
-/// Counts the end of a call when its stream is dropped, complete or not.
+/// Counts the end of a call when its response is dropped, complete or not, or its caller disconnects before.
 struct EndOnDrop {
     mock: Mock,
     call: Call,
@@ -324,25 +323,22 @@ impl HttpService for Mock {
         let Ok(mut call) = self.read(&path, body).await else {
             return respond(400, HeaderMap::new(), full("the body broke off"));
         };
-        let decision = self.decide(&mut call);
-        if !decision.latency.is_zero() {
-            sleep(decision.latency).await;
+        let Decision { status, body, headers, reserved, latency } = self.decide(&mut call);
+        let mut end = EndOnDrop { mock: self.clone(), call, reserved, is_completed: false };
+        if !latency.is_zero() {
+            sleep(latency).await;
         }
-        let Decision { status, body, headers, reserved, .. } = decision;
         match body {
-            Some(body) => {
-                self.end(&call, reserved, false);
-                respond(status, headers, full(body))
-            }
-            None if call.is_stream => {
-                let mut response = respond(status, headers, self.stream(call, reserved));
+            Some(body) => respond(status, headers, full(body)),
+            None if end.call.is_stream => {
+                let mut response = respond(status, headers, self.stream(end));
                 let kind = HeaderValue::from_static("text/event-stream");
                 response.headers_mut().insert(CONTENT_TYPE, kind);
                 response
             }
             None => {
-                self.end(&call, reserved, true);
-                respond(status, headers, full(codec::completion(&call)))
+                end.is_completed = true;
+                respond(status, headers, full(codec::completion(&end.call)))
             }
         }
     }

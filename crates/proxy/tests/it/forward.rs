@@ -81,7 +81,7 @@ async fn large_bodies_stream_in_both_directions() {
     let through = start(proxy(&[upstream("generic", mock("generic", |_| {}).await)], None)).await;
     let caller = Caller::new(through);
     assert_eq!(caller.get("/generic/bytes/5000001").await.text.len(), 5_000_001);
-    let large = json!({"model": "m", "text": "x".repeat(3 << 20)});
+    let large = json!({"input": "x".repeat(3 << 20), "model": "m"});
     assert_eq!(caller.post("/generic/upload", &large).await.status, 200);
     let openai = start(proxy(&[upstream("openai", mock("openai", |_| {}).await)], None)).await;
     let reply = Caller::new(openai).post("/openai/v1/responses", &large).await;

@@ -2,6 +2,7 @@
 
 mod kit;
 
+mod bodies;
 mod forward;
 mod hostile;
 mod mock;

@@ -3,7 +3,7 @@
 use std::num::NonZero;
 use std::time::Duration;
 
-use crate::kit::client::{Caller, mock};
+use crate::kit::client::{Caller, eventually, mock};
 use crate::kit::codec::json;
 use tidegate_lab::Scenario;
 
@@ -122,6 +122,22 @@ async fn mock_follows_a_scenario() {
     assert_eq!(replies.iter().map(|reply| reply.status).collect::<Vec<_>>(), [200, 200, 429]);
     assert_eq!(replies[0].header("x-ratelimit-remaining-requests"), "1");
     assert!(replies[2].header("retry-after").parse::<u64>().is_ok_and(|seconds| seconds > 80_000));
+}
+
+/// It was in flight for good, and took the place of others.
+#[tokio::test(start_paused = true)]
+async fn disconnected_caller_leaves_the_mock() {
+    let text = "[[scenario]]\nname = 'x'\nseconds = 60\nupstream = 'cap'\ncapacity = [[0, 1]]\nlatency = 5";
+    let scenario = Scenario::parse(text).unwrap().remove(0);
+    let caller = Caller::new(mock("openai", |options| options.scenario = Some(scenario)).await);
+    let body = json!({"model": "m", "input": "x"});
+    let call = tokio::spawn({
+        let (caller, body) = (caller.clone(), body.clone());
+        async move { caller.post("/v1/responses", &body).await }
+    });
+    eventually("a call is in flight", async || caller.get("/mock/totals").await.json()["calls"] == 1).await;
+    call.abort();
+    eventually("its place is free", async || caller.post("/v1/responses", &body).await.status == 200).await;
 }
 
 #[tokio::test]

@@ -145,10 +145,15 @@ async fn calls_without_a_required_token_are_refused() {
     let builder = Proxy::builder().upstream(upstream).unwrap().tenants(store.tenants());
     let through = start(builder.require_token().build().unwrap()).await;
     let token = store.token("acme", TokenScope::Acquire).await;
-    for (key, status) in [("sk-own", 401), (token.as_str(), 200)] {
+    let reader = store.token("reader", TokenScope::Read).await;
+    // What is about all tenants needs another scope than calls.
+    for (key, call, metrics) in
+        [("sk-own", 401, 401), (token.as_str(), 200, 403), (reader.as_str(), 403, 200)]
+    {
         let caller = Caller::new(through).with("authorization", &format!("Bearer {key}"));
-        assert_eq!(caller.post("/openai/v1/responses", &json!({"model": "m"})).await.status, status);
-        assert_eq!(caller.get("/tidegate/metrics").await.status, status);
+        assert_eq!(caller.post("/openai/v1/responses", &json!({"model": "m"})).await.status, call);
+        assert_eq!(caller.get("/tidegate/metrics").await.status, metrics);
+        assert_eq!(caller.get("/tidegate/scopes").await.status, metrics);
     }
     assert_eq!(Caller::new(through).get("/tidegate/health").await.status, 200);
 }
@@ -166,21 +171,23 @@ async fn no_spelling_of_a_model_evades_limits() {
     let post = async |path: &str, body: &str| caller.begin("POST", path, body.to_owned()).await.status();
     let used = async |limit: &str| store.used("acme", "gpt-4", limit).await;
     let responses = "/openai/v1/responses";
+    let large = format!(r#"{{"input":"{}","model":"gpt-4"}}"#, "x".repeat(9 << 17));
     let spellings = [
         (responses, r#"{"mod\u0065l":"gpt-4"}"#),
         (responses, r#"{"model":"gpt\u002d4"}"#),
         ("/gemini/v1beta/models/gpt%2D4:generateContent", "{}"),
         ("/gemini/v1beta/%6dodels/gpt-4:generateContent", "{}"),
+        (responses, &large),
     ];
     for (calls, (path, body)) in (1..).zip(spellings) {
-        assert_eq!(post(path, body).await, 200, "{path} {body}");
+        assert_eq!(post(path, body).await, 200, "{path} {}", &body[..body.len().min(40)]);
         eventually("the call is booked", async || used("requests").await == calls).await;
-        assert!(used("output_tokens").await >= calls, "{path} {body}");
+        assert!(used("output_tokens").await >= calls, "{path}");
     }
-    let large = format!(r#"{{"input":"{}","model":"gpt-4"}}"#, "x".repeat(9 << 17));
+    let hidden = format!(r#"[{{"input":"{}","model":"gpt-4"}}]"#, "x".repeat(9 << 17));
     let wide: String = BODY.chars().flat_map(|letter| [letter, '\0']).collect();
     let refused = [
-        (responses, large.as_str()),
+        (responses, hidden.as_str()),
         (responses, &wide),
         (responses, r#"{"model":"gpt-4\ud800"}"#),
         ("/gemini/v1beta/models/gpt%252D4:generateContent", "{}"),
@@ -215,6 +222,27 @@ async fn stream_that_breaks_off_is_booked_as_an_estimate() {
     assert_eq!(used("estimated").await, 1);
     let output = used("output_tokens").await - 16;
     assert!((1..16).contains(&output), "about what arrived: {output}");
+}
+
+/// It was booked as complete, at what it had reported so far.
+#[tokio::test]
+async fn stream_that_ends_early_is_an_estimate() {
+    let event = "data: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":10,\"output_tokens\":1}}}\n\n";
+    let last = "data: {\"type\":\"message_stop\"}\n\n";
+    for (events, estimated) in [([event, last], 0), ([event, ""], 1)] {
+        let store = Store::new(&[]).await;
+        let token = store.token("acme", TokenScope::Acquire).await;
+        let body = events.concat();
+        let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length";
+        let (addr, _seen) = raw::upstream(format!("{head}: {}\r\n\r\n{body}", body.len()).leak()).await;
+        let through = start(proxy(&[upstream("anthropic", addr).key("k")], Some(store.tenants()))).await;
+        let caller = Caller::new(through).with("x-api-key", &token);
+        let body = json!({"model": "c", "max_tokens": 9, "messages": [], "stream": true});
+        assert_eq!(caller.post("/anthropic/v1/messages", &body).await.status, 200);
+        let used = async |limit: &str| store.used("acme", "c", limit).await;
+        eventually("the call is booked", async || used("requests").await == 1).await;
+        assert_eq!((used("input_tokens").await, used("estimated").await), (10, estimated));
+    }
 }
 
 #[tokio::test]

@@ -84,6 +84,30 @@ async fn gemini_paths_in_the_form_of_openai_are_counted() {
     }
 }
 
+/// A stored prompt, a thread or a batch names no model, and some of them use tokens: they were booked as none.
+#[tokio::test]
+async fn calls_without_a_model_count_reported_usage() {
+    let usage = "{\"usage\":{\"input_tokens\":14,\"output_tokens\":5}}";
+    let broken = "{\"usage\":";
+    // The response, whether it breaks off, and what is booked: input, whether it is an estimate.
+    for (body, missing, (input, estimated)) in [(usage, 0, (14, 0)), ("{}", 0, (0, 0)), (broken, 9, (9, 1))] {
+        let store = Store::new(&["tokens:300/day"]).await;
+        let token = store.token("acme", TokenScope::Acquire).await;
+        let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length";
+        let reply = format!("{head}: {}\r\nconnection: close\r\n\r\n{body}", body.len() + missing);
+        let addr = raw::closing_upstream(reply.leak()).await;
+        let through = start(proxy(&[upstream("openai", addr).key("sk-real")], Some(store.tenants()))).await;
+        let caller = Caller::new(through).with("authorization", &format!("Bearer {token}"));
+        let path = "/openai/v1/responses";
+        caller.post(path, &json!({"prompt": {"id": "pmpt_123456"}})).await;
+        let used = async |limit: &str| store.used("acme", "openai", limit).await;
+        eventually("the call is booked", async || used("requests").await == 1).await;
+        assert_eq!((used("input_tokens").await, used("estimated").await), (input, estimated), "{body}");
+        let large = caller.post(path, &json!({"prompt": {"id": "p", "text": "x ".repeat(500)}})).await;
+        assert_eq!(large.status, 429, "an estimate is reserved: {}", large.text);
+    }
+}
+
 /// Files may be large, and are for no model.
 #[tokio::test]
 async fn large_uploads_pass_without_a_model() {

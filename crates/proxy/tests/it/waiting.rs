@@ -4,8 +4,11 @@ use std::num::NonZero;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use tidegate::RetryBudget;
+use tidegate_proxy::{Proxy, ProxyBounds};
+use tokio::time::Instant;
 
-use crate::kit::client::{Caller, mock, proxy, start, upstream};
+use crate::kit::client::{Caller, eventually, mock, proxy, read, start, upstream};
 use crate::kit::codec::json;
 use crate::kit::raw::{self, Seen};
 
@@ -114,6 +117,89 @@ async fn disconnected_caller_cancels_the_call_upstream() {
     call.abort();
     assert_eq!(seen.recv().await, Some(Seen::Closed));
     tokio::time::timeout(Duration::from_mins(1), call).await.unwrap().unwrap_err();
+}
+
+/// They waited until their time was up, and `retry-after` was a second.
+#[tokio::test(start_paused = true)]
+async fn wait_behind_others_is_refused_at_once() {
+    let addr = mock("openai", |options| {
+        options.limits = vec!["requests:1/s".parse().unwrap()];
+        options.is_hidden = true;
+    })
+    .await;
+    let through = start(proxy(&[upstream("openai", addr)], None)).await;
+    let body = json!({"model": "m", "input": "hello"});
+    let patient = Caller::new(through).with("x-tidegate-within", "5m");
+    join_all((0..60).map(|_| patient.post("/openai/v1/responses", &body))).await;
+    let caller = Caller::new(through).with("x-tidegate-within", "8");
+    let began = Instant::now();
+    let calls = (0..60).map(|_| async {
+        let reply = caller.post("/openai/v1/responses", &body).await;
+        let seconds = reply.header("retry-after").parse::<u64>().unwrap_or_default();
+        (reply.status, began.elapsed(), seconds)
+    });
+    let replies = join_all(calls).await;
+    let at_once = |reply: &&(u16, Duration, u64)| reply.0 == 429 && reply.1 < Duration::from_secs(3);
+    assert!(replies.iter().filter(at_once).count() >= 40, "{replies:?}");
+    assert!(replies.iter().filter(at_once).all(|reply| reply.2 >= 8), "{replies:?}");
+    assert!(replies.iter().filter(|reply| reply.0 == 200).count() >= 6, "{replies:?}");
+}
+
+#[tokio::test]
+async fn failing_upstream_is_not_called() {
+    let (addr, mut seen) = raw::upstream("HTTP/1.1 500 Oops\r\ncontent-length: 2\r\n\r\n{}").await;
+    let caller = Caller::new(start(proxy(&[upstream("anthropic", addr)], None)).await);
+    let mut statuses = Vec::new();
+    let mut last = String::new();
+    for _ in 0..6 {
+        let reply = caller.post("/anthropic/v1/messages", &json!({"model": "c"})).await;
+        statuses.push(reply.status);
+        last = reply.text;
+    }
+    assert_eq!(statuses, [500, 500, 500, 500, 500, 503], "{last}");
+    assert!(last.contains("api_error") && last.contains("circuit"), "{last}");
+    let other = caller.post("/anthropic/v1/messages", &json!({"model": "d"})).await;
+    assert_eq!(other.status, 500, "another model is another quota");
+    let count = std::iter::from_fn(|| seen.try_recv().ok()).filter(|seen| matches!(seen, Seen::Request(_)));
+    assert_eq!(count.count(), 6);
+}
+
+/// Each call was repeated until its time was up.
+#[tokio::test(start_paused = true)]
+async fn repeated_calls_are_bounded_by_a_budget() {
+    let reply = "HTTP/1.1 429 Too Many\r\nretry-after: 0\r\ncontent-length: 2\r\n\r\n{}";
+    let (addr, mut seen) = raw::upstream(reply).await;
+    let mut bounds = ProxyBounds::default();
+    bounds.retries = RetryBudget::new(0.0, 3, Duration::from_mins(10));
+    let builder = Proxy::builder().upstream(upstream("openai", addr)).unwrap().bounds(bounds);
+    let caller = Caller::new(start(builder.build().unwrap()).await);
+    for _ in 0..4 {
+        assert_eq!(caller.post("/openai/v1/responses", &json!({"model": "m"})).await.status, 429);
+    }
+    let count = std::iter::from_fn(|| seen.try_recv().ok()).filter(|seen| matches!(seen, Seen::Request(_)));
+    assert!(count.count() <= 7, "four calls, and three retries");
+    assert!(caller.get("/tidegate/metrics").await.text.contains("tidegate_proxy_retries_total 3\n"));
+}
+
+/// Its slot and its place at the upstream were free while the body went on.
+#[tokio::test(start_paused = true)]
+async fn error_response_is_in_flight_until_it_ends() {
+    for status in ["404 Not Found", "503 Unavailable"] {
+        let head = format!("HTTP/1.1 {status}\r\ntransfer-encoding: chunked\r\n\r\n");
+        let piece = format!("11000\r\n{}\r\n", "x".repeat(0x11000));
+        let (addr, _seen) = raw::upstream(format!("{head}{piece}").leak()).await;
+        let caller = Caller::new(start(proxy(&[upstream("openai", addr)], None)).await);
+        let began = Instant::now();
+        let body = json!({"model": "m"}).to_string();
+        let response = caller.begin("POST", "/openai/v1/responses", body).await;
+        let in_flight =
+            async || caller.get("/tidegate/scopes").await.json()["scopes"][0]["in_flight"].clone();
+        assert_eq!(in_flight().await, 1, "{status}");
+        let reply = read(response).await;
+        assert!(reply.text.ends_with("<broken>"), "it never ends: {status}");
+        assert!(began.elapsed() >= Duration::from_mins(10), "it may pause for ten minutes");
+        eventually("it has left", async || in_flight().await == 0).await;
+    }
 }
 
 #[tokio::test]

@@ -55,7 +55,10 @@ pub struct RouteInfo {
 impl RouteInfo {
     /// Whether its handler checks the entity of a request, so that a token bound to one may call it.
     pub(crate) fn is_of_one_entity(&self) -> bool {
-        const PATHS: [&str; 10] = [
+        const PATHS: [&str; 12] = [
+            "/v1/upstreams/{upstream}/acquire",
+            // A permit belongs to the token that acquired it.
+            "/v1/permits/{permit}/settle",
             "/v1/acquire",
             "/v1/acquire/batch",
             "/v1/spend",

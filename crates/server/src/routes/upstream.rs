@@ -26,6 +26,7 @@ use crate::upstreams::{HeldCall, PERMITS_MAX};
         (status = 200, description = "Make the call, and settle the permit.", body = CallPermit),
         (status = 404, description = "The configuration declares other upstreams.", body = Problem),
         (status = 429, description = "The upstream would not accept the call in time, or a limit is exceeded.", body = Problem),
+        (status = 503, description = "The upstream fails, and its circuit stays open for longer than the call waits.", body = Problem),
     ))]
 pub(super) async fn acquire(
     With(state): With<State>,
@@ -37,6 +38,7 @@ pub(super) async fn acquire(
         let detail = format!("the server has no upstream `{upstream}`; its configuration declares: {known}");
         Refusal::not_found("no-upstream", detail)
     })?;
+    caller.may_read(&state, body.entity.as_ref().map(|entity| &entity.0)).await?;
     let bounds = state.bounds();
     let deadline = match body.deadline {
         Some(span) => at_most("deadline", span, bounds.lease_deadline_max)?,
@@ -170,6 +172,9 @@ fn refusal(upstream: &ResourceName, refused: Refused) -> Refusal {
     let detail = format!("upstream `{upstream}`: {refused}");
     let refusal = match refused {
         Refused::Closed => Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", "Stopping", detail),
+        Refused::CircuitOpen { .. } => {
+            Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "circuit-open", "The upstream fails", detail)
+        }
         _ => Refusal::new(
             StatusCode::TOO_MANY_REQUESTS,
             "upstream-limited",

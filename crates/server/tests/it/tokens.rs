@@ -104,6 +104,7 @@ async fn bound_token_reaches_only_its_entity() {
         let requests = [
             ("POST", "/v1/acquire".to_owned(), Some(ask(entity))),
             ("POST", "/v1/spend".to_owned(), Some(ask(entity))),
+            ("POST", "/v1/upstreams/u/acquire".to_owned(), Some(ask(entity))),
             ("POST", "/v1/explain".to_owned(), Some(ask(entity))),
             ("GET", format!("/v1/balances?entity={name}&resource=b"), None),
             ("GET", format!("/v1/balances?entity={name}"), None),
@@ -122,6 +123,7 @@ async fn bound_token_reaches_only_its_entity() {
         assert_eq!(batched.text.contains("/problems/entity"), !is_allowed, "{}", batched.text);
     }
     // Whatever does not name an entity is refused.
+    kit.ask_as(token, "POST", "/v1/upstreams/u/acquire", Some(json!({}))).await.is_problem(403, "entity", "");
     for path in
         ["/v1/usage?resource=b", "/v1/usage/summary?resource=b", "/v1/policy", "/v1/policy?resource=b"]
     {
@@ -130,7 +132,8 @@ async fn bound_token_reaches_only_its_entity() {
     let of_one = ["/v1/acquire", "/v1/acquire/batch", "/v1/spend", "/v1/explain", "/v1/balances"];
     for route in tidegate_server::routes() {
         let needs_check = of_one.contains(&route.path)
-            || ["/v1/leases/", "/v1/usage", "/v1/policy", "/v1/entities/"]
+            || route.path == "/v1/upstreams/{upstream}/acquire"
+            || ["/v1/leases/", "/v1/permits/", "/v1/usage", "/v1/policy", "/v1/entities/"]
                 .iter()
                 .any(|path| route.path.starts_with(path));
         let is_admin =

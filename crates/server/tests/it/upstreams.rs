@@ -85,11 +85,24 @@ async fn failing_upstream_is_not_called_for_a_while() {
         assert_eq!(kit.post(&path, json!({"status": 500})).await.status, 200);
     }
     let refused = acquire(&kit, json!({"within": 1})).await;
-    refused.is_problem(429, "upstream-limited", "");
+    refused.is_problem(503, "circuit-open", "");
     assert!(refused.text.contains("the circuit is open"), "{}", refused.text);
     assert!(refused.body["retry_after"].as_f64().is_some_and(|seconds| seconds > 1.0), "{}", refused.text);
     assert!(!refused.header("retry-after").is_empty());
     assert_eq!(kit.post("/v1/upstreams/other/acquire", json!({})).await.status, 200, "others go on");
+}
+
+/// It was refused at once, however long the call would have waited.
+#[tokio::test(start_paused = true)]
+async fn permit_waits_for_a_circuit_to_close() {
+    let kit = Kit::new().await;
+    for _ in 0..5 {
+        let granted = acquire(&kit, json!({"within": 30})).await;
+        let path = format!("/v1/permits/{}/settle", granted.body["permit"].as_str().unwrap());
+        assert_eq!(kit.post(&path, json!({"status": 500})).await.status, 200);
+    }
+    let granted = acquire(&kit, json!({"within": 60})).await;
+    assert_eq!(granted.status, 200, "{}", granted.text);
 }
 
 #[tokio::test]

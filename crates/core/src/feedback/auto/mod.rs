@@ -9,6 +9,7 @@
 //! and its first header allocate. Times are seconds since the clock's origin, rates units per second.
 
 mod baseline;
+mod behind;
 mod cap;
 mod dimension;
 mod header_law;

@@ -28,6 +28,19 @@ pub(crate) async fn upstream(reply: &'static str) -> (SocketAddr, mpsc::Unbounde
     (addr, seen_by_test)
 }
 
+/// Writes `reply` for one request of each connection, and closes it.
+pub(crate) async fn closing_upstream(reply: &'static str) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let addr = listener.local_addr().expect("an address");
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let _ = stream.read(&mut [0; 4_096]).await;
+            let _ = stream.write_all(reply.as_bytes()).await;
+        }
+    });
+    addr
+}
+
 async fn serve(mut stream: TcpStream, reply: &'static str, seen: mpsc::UnboundedSender<Seen>) {
     let mut buffer = vec![0; 65_536];
     while let Ok(count @ 1..) = stream.read(&mut buffer).await {
