@@ -40,6 +40,14 @@ pub(crate) struct Scalar {
     is_string: bool,
 }
 
+/// Strings of encoded data, such as images in base64.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Blobs {
+    pub(crate) bytes: u64,
+    /// Whether the last one goes on after what was read.
+    pub(crate) is_cut: bool,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     /// Between tokens; whether the next string is a key.
@@ -110,14 +118,10 @@ impl JsonScan {
         self.values[index].is_some()
     }
 
-    /// The bytes of encoded data, such as images.
-    pub(crate) fn blobs(&self) -> u64 {
-        self.blobs + self.run.filter(|_| self.is_in_blob()).unwrap_or(0)
-    }
-
-    /// Whether encoded data goes on after the last piece.
-    pub(crate) fn is_in_blob(&self) -> bool {
-        matches!(self.state, State::String { .. }) && self.run.is_some_and(|run| run >= BLOB_MIN)
+    /// The encoded data in the pieces so far.
+    pub(crate) fn blobs(&self) -> Blobs {
+        let run = self.run.filter(|run| matches!(self.state, State::String { .. }) && *run >= BLOB_MIN);
+        Blobs { bytes: self.blobs + run.unwrap_or(0), is_cut: run.is_some() }
     }
 
     /// The values found, in the order of the paths.
@@ -162,7 +166,8 @@ impl JsonScan {
         }
         let end = rest.iter().position(|byte| matches!(byte, b'"' | b'\\')).unwrap_or(rest.len());
         keep(&mut self.text, &rest[..end]);
-        self.run = self.run.filter(|_| rest[..end].iter().all(is_of_blob)).map(|run| run + end as u64);
+        self.run =
+            self.run.filter(|_| rest[..end].iter().copied().all(is_of_blob)).map(|run| run + end as u64);
         match rest.get(end) {
             Some(b'"') => {
                 if self.text.contains(&b'\\')
@@ -233,7 +238,7 @@ fn keep(text: &mut Vec<u8>, bytes: &[u8]) {
 }
 
 /// Whether base64, or the beginning of a `data:` URL, may contain it.
-const fn is_of_blob(byte: &u8) -> bool {
+const fn is_of_blob(byte: u8) -> bool {
     byte.is_ascii_alphanumeric()
         || matches!(byte, b'+' | b'/' | b'-' | b'_' | b'=' | b':' | b';' | b',' | b'.')
 }
@@ -295,11 +300,12 @@ mod tests {
         for size in [7, 100_000] {
             let mut scan = JsonScan::new(&paths);
             body.as_bytes().chunks(size).for_each(|piece| scan.push(piece));
-            assert_eq!((scan.blobs(), scan.is_in_blob()), (image.len() as u64, false), "in pieces of {size}");
+            let whole = Blobs { bytes: image.len() as u64, is_cut: false };
+            assert_eq!(scan.blobs(), whole, "in pieces of {size}");
         }
         let mut scan = JsonScan::new(&paths);
         scan.push(&body.as_bytes()[..3_010]);
-        assert_eq!((scan.blobs(), scan.is_in_blob()), (3_000, true), "of a body that is cut off");
+        assert_eq!(scan.blobs(), Blobs { bytes: 3_000, is_cut: true }, "of a body that is cut off");
     }
 
     proptest! {

@@ -133,9 +133,9 @@ impl ReadBody {
     pub(crate) fn counted_bytes(&self, is_form: bool) -> u64 {
         let read = self.beginning.bytes.len() as u64;
         let total = self.length.unwrap_or(read);
-        let RequestFacts { blobs, is_in_blob, .. } = self.facts;
-        let unread = if is_in_blob { total.saturating_sub(read) } else { 0 };
-        if is_form { total } else { text_bytes(total, blobs + unread) }
+        let blobs = self.facts.blobs;
+        let unread = if blobs.is_cut { total.saturating_sub(read) } else { 0 };
+        if is_form { total } else { text_bytes(total, blobs.bytes + unread) }
     }
 
     /// What is sent, and whether the usage option was added to it.

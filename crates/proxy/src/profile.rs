@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tidegate_core::feedback::rejection::mentions;
 
 use crate::headers::percent_decoded;
-use crate::json_scan::{JsonScan, Scalar};
+use crate::json_scan::{Blobs, JsonScan, Scalar};
 
 /// The profile of an upstream whose name has none.
 pub(crate) const GENERIC: &str = "generic";
@@ -61,9 +61,7 @@ pub(crate) struct RequestFacts {
     pub(crate) choices: u64,
     /// Whether the body is a JSON object.
     pub(crate) is_json: bool,
-    /// The bytes of encoded data, such as images, and whether it goes on after the part that was read.
-    pub(crate) blobs: u64,
-    pub(crate) is_in_blob: bool,
+    pub(crate) blobs: Blobs,
 }
 
 impl RequestPaths {
@@ -84,7 +82,7 @@ impl RequestPaths {
     }
 
     pub(crate) fn facts(&self, scan: JsonScan) -> RequestFacts {
-        let (blobs, is_in_blob) = (scan.blobs(), scan.is_in_blob());
+        let blobs = scan.blobs();
         let mut values = scan.finish();
         let output_max = values.split_off(3 + self.models).iter().flatten().find_map(Scalar::as_u64);
         let model = values.split_off(3).into_iter().flatten().find_map(Scalar::into_string);
@@ -92,7 +90,7 @@ impl RequestPaths {
         let choices = values[2].as_ref().and_then(Scalar::as_u64).unwrap_or(1);
         let (is_stream, includes_usage) = (is_true(0), is_true(1));
         let is_json = false;
-        RequestFacts { model, is_stream, includes_usage, output_max, choices, is_json, blobs, is_in_blob }
+        RequestFacts { model, is_stream, includes_usage, output_max, choices, is_json, blobs }
     }
 }
 

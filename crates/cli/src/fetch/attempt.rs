@@ -45,7 +45,7 @@ pub(crate) struct PageRequest {
 #[derive(Debug)]
 pub(crate) enum Sink {
     /// Write it to a part.
-    Page(PageSink),
+    Page(Box<PageSink>),
     /// Read it as the robots.txt of a site.
     Robots,
 }
@@ -241,7 +241,11 @@ async fn page(mut response: Response, sink: &PageSink, resumed: Option<Partial>)
                 };
             }
             // An error of the connection has another cause than that of a decoder.
-            Err(error) => break (why(&error), error.source().is_some_and(|cause| cause.is::<io::Error>())),
+            Err(error) => {
+                let is_undecodable =
+                    error.source().and_then(|cause| cause.downcast_ref::<io::Error>()).is_some();
+                break (why(&error), is_undecodable);
+            }
         }
     };
     if resumed.as_ref().is_some_and(|partial| is_undecodable || part.bytes() == partial.bytes) {

@@ -175,14 +175,14 @@ impl Crawl {
         let sink = match &job.kind {
             JobKind::Page(page) => {
                 headers = header::allowed(&self.headers, &page.address, &job.at);
-                Sink::Page(PageSink {
+                Sink::Page(Box::new(PageSink {
                     page: page.address.url.clone(),
                     journal: self.writer.partials(),
                     parts: self.folder.parts(),
                     part: self.folder.new_part(page.key),
                     bytes_max: self.bytes_max,
                     partial: job.partial.take(),
-                })
+                }))
             }
             JobKind::Robots { .. } => Sink::Robots,
         };

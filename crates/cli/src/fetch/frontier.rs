@@ -315,7 +315,7 @@ impl Frontier {
         self.in_progress.insert(key);
         let kind = JobKind::Page(Page { address: at.clone(), key, file, host: id });
         let partial = self.folder.partial(key).cloned();
-        self.host(id).started.push_back(Job { partial, is_probe, ..Job::new(kind, at) });
+        self.host(id).started.push_back(Job { is_probe, partial, ..Job::new(kind, at) });
         Ok(true)
     }
 

@@ -364,7 +364,7 @@ fn the_circuit_counts_failures_after_a_brake_cut() {
     let circuit = Some(Circuit::after_failures(20));
     for controller in [Controller::Fixed, brake(3)] {
         let slots = Some(Slots::adaptive(20..=40));
-        let mut rig = Rig::new(Draft { circuit, slots, ..Draft::default() }.controlled_by(controller));
+        let mut rig = Rig::new(Draft { slots, circuit, ..Draft::default() }.controlled_by(controller));
         let wave = rig.enter_all(20);
         for (index, charge) in wave.into_iter().enumerate() {
             assert_eq!(rig.snapshot().circuit.unwrap().state, Closed, "after {index} failures");

@@ -18,8 +18,9 @@ async fn tenant(limit: &str, change: impl FnOnce(&mut ProxyBounds)) -> (Store, C
     let mut bounds = ProxyBounds::default();
     change(&mut bounds);
     let upstream = upstream("openai", mock("openai", |_| {}).await).key("sk-real");
-    let builder = Proxy::builder().upstream(upstream).unwrap().tenants(store.tenants()).bounds(bounds);
-    let through = start(builder.build().unwrap()).await;
+    let builder =
+        Proxy::builder().upstream(upstream).expect("an upstream").tenants(store.tenants()).bounds(bounds);
+    let through = start(builder.build().expect("a proxy")).await;
     (store, Caller::new(through).with("authorization", &format!("Bearer {token}")))
 }
 
