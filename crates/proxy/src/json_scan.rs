@@ -44,7 +44,7 @@ pub(crate) struct Scalar {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Blobs {
     pub(crate) bytes: u64,
-    /// Whether the last one goes on after what was read.
+    /// Whether the last one continues after the last piece.
     pub(crate) is_cut: bool,
 }
 
