@@ -136,7 +136,12 @@ fn exercise_slots(clock: &ManualClock) {
     throttle.resume();
     throttle.record(Outcome::success().retry_after(secs(86_400)));
     throttle.resume();
-    throttle.retune(|limits| limits.slots = Some(Slots::fixed(1))).expect("within the bounds");
+    throttle
+        .retune(|limits| {
+            limits.slots = Some(Slots::fixed(1));
+            limits.controller = Controller::Fixed;
+        })
+        .expect("within the bounds");
     assert!(throttle.try_acquire(Cost::request().tokens(101)).is_err(), "too large");
     let held = throttle.try_acquire(REQUEST).expect("there is capacity");
     let mut waiting = Caller::queued(&throttle, REQUEST);
