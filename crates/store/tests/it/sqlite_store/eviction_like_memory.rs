@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::policy::{Expect, Policy, Scope};
 use tidegate_core::limit::rule::Limit;
-use tidegate_store::{LeaseStatus, ManualWall, Memory, PolicyChange, Sqlite, Store};
+use tidegate_store::{LeaseStatus, ManualWall, Memory, PolicyChange, Sqlite, Store, WallClock as _};
 
 use super::like_memory::{Step, levels, run_step, step, visible_state};
 use crate::kit::common::START;
@@ -116,9 +116,9 @@ async fn check_equivalence(turns: Vec<Turn>) -> Result<u64, TestCaseError> {
                     let burst = 100_u64.saturating_sub(7 * world.changes).max(50);
                     (World::id(lease), levels(lease, world.changes, burst))
                 };
-                let wanted = run_step(&keeps, step, &of).await;
+                let wanted = run_step(&keeps, step, clock.now(), &of).await;
                 prop_assert_eq!(
-                    &run_step(&evicts, step, &of).await,
+                    &run_step(&evicts, step, clock.now(), &of).await,
                     &wanted,
                     "turn {} is {:?}",
                     number,

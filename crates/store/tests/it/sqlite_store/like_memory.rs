@@ -16,7 +16,7 @@ use tidegate_core::limit::usage::Window;
 use tidegate_core::time::Stamp;
 use tidegate_store::{
     Adjust, Cancel, Draw, DrawResult, Extend, LeaseSnapshot, LeaseStatus, Lookup, ManualWall, Memory,
-    Movement, Paging, Renew, Settle, Sqlite, Store, StoreError, Terms, UsageOf, UsageQuery,
+    Movement, Paging, Renew, Settle, Sqlite, Store, StoreError, Terms, UsageOf, UsageQuery, WallClock as _,
 };
 
 use crate::kit::common::{START, subject};
@@ -164,8 +164,8 @@ pub(crate) fn levels(lease: u8, version: u64, burst: u64) -> Arc<Levels> {
     Arc::new(Levels::new(Version::new(version), entities.iter().map(row).collect()))
 }
 
-/// An answer as text, for comparison.
-fn describe(levels: &Levels, answer: Result<(&str, Movement), StoreError>) -> String {
+/// An answer as text, for comparison. A repeated step has the time of the first one, but levels of now.
+fn describe(levels: &Levels, now: Stamp, answer: Result<(&str, Movement), StoreError>) -> String {
     let (what, moved) = match answer {
         Ok(answer) => answer,
         Err(error) => return error.to_string(),
@@ -174,7 +174,7 @@ fn describe(levels: &Levels, answer: Result<(&str, Movement), StoreError>) -> St
     for reading in &moved.readings {
         let meter = reading.meter(levels);
         let (level, name, units) = (reading.level, reading.name, reading.moved);
-        let seen = seen(&meter, moved.at);
+        let seen = seen(&meter, now);
         writeln!(text, "\n  {level} {name} moved {units} {:?} {seen}", reading.version()).expect("a text");
     }
     text
@@ -187,22 +187,23 @@ fn seen(meter: &Meter, at: Stamp) -> String {
     format!("{} {:?} {} full at {full_at:?}", meter.rule(), meter.version(), meter.consumed())
 }
 
-fn describe_draw(levels: &Levels, answer: Result<DrawResult, StoreError>) -> String {
+fn describe_draw(levels: &Levels, now: Stamp, answer: Result<DrawResult, StoreError>) -> String {
     let answer = answer.map(|drawn| match drawn {
         DrawResult::Granted(moved) => ("granted", moved),
         DrawResult::Refused(moved) => ("refused", moved),
     });
-    describe(levels, answer)
+    describe(levels, now, answer)
 }
 
-fn describe_move(levels: &Levels, answer: Result<Movement, StoreError>) -> String {
-    describe(levels, answer.map(|moved| ("moved", moved)))
+fn describe_move(levels: &Levels, now: Stamp, answer: Result<Movement, StoreError>) -> String {
+    describe(levels, now, answer.map(|moved| ("moved", moved)))
 }
 
 /// Runs a step, with the lease and the levels that `of` returns for its numbers.
 pub(crate) async fn run_step(
     store: &dyn Store,
     step: &Step,
+    now: Stamp,
     of: &dyn Fn(u8, u8) -> (LeaseId, Arc<Levels>),
 ) -> String {
     match *step {
@@ -212,32 +213,32 @@ pub(crate) async fn run_step(
             let (lease, levels) = of(lease, holder);
             let units = Units::from_slice(&units);
             let draw = Draw { lease, levels: levels.clone(), units, terms, is_watched: true };
-            describe_draw(&levels, store.draw(&draw).await)
+            describe_draw(&levels, now, store.draw(&draw).await)
         }
         Step::Spend { lease, holder, units } => {
             let terms = Terms { deadline: Duration::from_secs(9), on_expiry: OnExpiry::Settle };
             let (lease, levels) = of(lease, holder);
             let units = Units::from_slice(&units);
             let draw = Draw { lease, levels: levels.clone(), units, terms, is_watched: true };
-            describe_draw(&levels, store.spend(&draw).await)
+            describe_draw(&levels, now, store.spend(&draw).await)
         }
         Step::Extend { lease, holder, step, units } => {
             let ((lease, levels), step) = (of(lease, holder), step.into());
             let units = Units::from_slice(&units);
             let extend = Extend { lease, step, levels: levels.clone(), units };
-            describe_draw(&levels, store.extend(&extend).await)
+            describe_draw(&levels, now, store.extend(&extend).await)
         }
         Step::Adjust { lease, holder, step, deltas } => {
             let ((lease, levels), step) = (of(lease, holder), step.into());
             let deltas = Deltas::from_slice(&deltas);
             let adjust = Adjust { lease, step, levels: levels.clone(), deltas };
-            describe_move(&levels, store.adjust(&adjust).await)
+            describe_move(&levels, now, store.adjust(&adjust).await)
         }
         Step::Settle { lease, holder, step, actual } => {
             let ((lease, levels), step) = (of(lease, holder), step.into());
             let actual = Units::from_slice(&actual);
             let settle = Settle { lease, step, levels: levels.clone(), actual, is_watched: true };
-            describe_move(&levels, store.settle(&settle).await)
+            describe_move(&levels, now, store.settle(&settle).await)
         }
         Step::Renew { lease, holder, step, seconds } => {
             let ((lease, levels), step) = (of(lease, holder), step.into());
@@ -254,7 +255,7 @@ pub(crate) async fn run_step(
         Step::Cancel { lease, holder, step } => {
             let ((lease, levels), step) = (of(lease, holder), step.into());
             let cancel = Cancel { lease, step, levels: levels.clone(), is_watched: true };
-            describe_move(&levels, store.cancel(&cancel).await)
+            describe_move(&levels, now, store.cancel(&cancel).await)
         }
         Step::Pass { .. } => {
             // Stores report expired leases at different times: both are swept.
@@ -306,16 +307,16 @@ async fn check_equivalence(steps: Vec<Step>) -> Result<(), TestCaseError> {
             pair[number % 2].close().await;
             pair[number % 2] = place.open(&clock).await;
         }
-        let wanted = run_step(&memory, step, &lease_and_levels).await;
+        let wanted = run_step(&memory, step, clock.now(), &lease_and_levels).await;
         prop_assert_eq!(
-            &run_step(&in_memory, step, &lease_and_levels).await,
+            &run_step(&in_memory, step, clock.now(), &lease_and_levels).await,
             &wanted,
             "step {} is {:?}",
             number,
             step
         );
         prop_assert_eq!(
-            &run_step(&pair[number % 2], step, &lease_and_levels).await,
+            &run_step(&pair[number % 2], step, clock.now(), &lease_and_levels).await,
             &wanted,
             "step {} is {:?}",
             number,
