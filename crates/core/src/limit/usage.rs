@@ -155,6 +155,25 @@ impl Windows {
                 self.add_to(window, start, tally);
             }
         }
+        self.align();
+    }
+
+    /// Moves newest windows to the past that are not in the newest of the next longer ones. Minutes are kept for
+    /// less time than hours, so another's newest hour may come without its minutes.
+    fn align(&mut self) {
+        for (short, long) in
+            [(Window::Day, Window::Month), (Window::Hour, Window::Day), (Window::Minute, Window::Hour)]
+        {
+            let WindowCount { start, end, .. } = self.newest[long as usize];
+            let newest = &mut self.newest[short as usize];
+            if !(start..end).contains(&newest.start) {
+                let none = WindowCount { start, end: start, tally: Tally::default() };
+                let before = std::mem::replace(newest, none);
+                if before.is_used() {
+                    self.past[short as usize].push(before);
+                }
+            }
+        }
     }
 
     /// The windows that begin in `range`, the oldest first.
@@ -189,6 +208,8 @@ impl Windows {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     /// 2024-02-29T13:45:10Z.
@@ -248,6 +269,25 @@ mod tests {
         // The newest windows are aligned, so that a new addition counts in all of them.
         one.add(Stamp::from_secs(1_709_214_310 + 900 * HOUR), tally);
         assert_eq!(one.within(Window::Month, &all).map(|(_, tally)| tally.units).sum::<u64>(), 35);
+    }
+
+    #[test]
+    fn late_addition_after_absorb_counts_in_its_day() {
+        let tally = Tally { units: 5, own: 5, leases: 1 };
+        let (first, third) = (LEAP, LEAP + Duration::from_secs(48 * HOUR));
+        let (mut one, mut other) = (Windows::default(), Windows::default());
+        one.add(first, tally);
+        other.add(third, tally);
+        other.prune(Window::Minute, third + Duration::from_secs(HOUR));
+        one.absorb(&other);
+        one.add(first, tally);
+        let all = Stamp::ZERO..Stamp::MAX;
+        for (window, units) in
+            [(Window::Minute, vec![10]), (Window::Hour, vec![10, 5]), (Window::Day, vec![10, 5])]
+        {
+            let counted: Vec<u64> = one.within(window, &all).map(|(_, tally)| tally.units).collect();
+            assert_eq!(counted, units, "{window:?}");
+        }
     }
 
     #[test]
