@@ -29,6 +29,8 @@ const COUNT_THRESHOLD: usize = 48;
 const KEPT_MARKS: usize = 16;
 /// The most actions of a transaction; the engine allows 100.
 const ACTIONS_MAX: usize = 90;
+/// The most marks that a transaction counts: each is a condition, and an expression has at most 4 KB.
+const COUNTED_MAX: usize = 64;
 /// How often a count is retried after concurrent writes.
 const ATTEMPTS_MAX: usize = 32;
 
@@ -117,7 +119,9 @@ impl DynamoDb {
             let uses = uses_of(subject, mark);
             let new = uses.iter().filter(|(key, ..)| !sums.contains_key(key)).map(|(key, ..)| key);
             // The tombstones including this one, the item, and usage.
-            if actions.len() + 2 + sums.len() + new.collect::<BTreeSet<_>>().len() > ACTIONS_MAX {
+            if counted.len() == COUNTED_MAX
+                || actions.len() + 2 + sums.len() + new.collect::<BTreeSet<_>>().len() > ACTIONS_MAX
+            {
                 break;
             }
             for (key, name, tally) in uses {

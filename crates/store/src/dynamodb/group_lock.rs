@@ -100,7 +100,7 @@ impl GroupLock {
                         retry_after: since.elapsed(),
                     })?;
                     let time = EngineTime::current();
-                    time.wait();
+                    time.wait("locks");
                     waiting = Some((permit, time));
                 }
                 Arc::clone(&state.ended).notified_owned()

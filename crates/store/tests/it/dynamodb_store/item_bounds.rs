@@ -2,16 +2,17 @@
 
 use std::time::Duration;
 
-use tidegate_store::{Buckets as _, DynamoDb};
+use tidegate_core::limit::lease::LeaseId;
+use tidegate_store::{Buckets as _, DynamoDb, ManualWall};
 
 use super::ENGINE;
 use crate::kit::common::{
-    balance, draw_of, eventually, granted, is_granted, join_all, own, settle_of, until_answered, used,
+    START, balance, draw_of, eventually, granted, is_granted, join_all, own, settle_of, until_answered, used,
 };
 use crate::kit::dynamodb::{open_new, options};
 use crate::kit::dynamodb_items::RawTable;
 use crate::kit::dynamodb_proxy::{Fault, Proxy};
-use crate::kit::engine::skip_without;
+use crate::kit::engine::{DYNAMODB, skip_without};
 
 async fn handles(count: usize) -> Vec<DynamoDb> {
     let options = options(ENGINE);
@@ -98,4 +99,24 @@ async fn item_holds_256_ends_that_cannot_be_counted() {
     proxy.plan(|_| Fault::None);
     granted(store.spend(&draw_of(&levels, 1)).await);
     assert!(used(&store, "acme").await > spent);
+}
+
+/// Regression: each mark is a condition of the transaction that counts it, and a condition has at most 4 KB. Old
+/// marks, which leave no tombstone, were all counted in one.
+#[tokio::test]
+async fn hundreds_of_old_ends_are_counted() {
+    skip_without!(DYNAMODB);
+    let clock = ManualWall::new(START);
+    let store = open_new(options(DYNAMODB).clock(clock.clone())).await;
+    let (raw, levels) = (RawTable::on(DYNAMODB, &store), own("acme", 1_000));
+    granted(store.spend(&draw_of(&levels, 1)).await);
+    let item = raw.item("acme").await;
+    let mark = item.iter().find(|(name, _)| name.starts_with("e:")).expect("a mark").1;
+    for number in 1..300 {
+        let lease = LeaseId::new(START.as_micros() / 1_000, number);
+        raw.set("acme", &format!("e:{lease}"), mark.clone()).await;
+    }
+    clock.advance(Duration::from_secs(3_600));
+    assert_eq!(used(&store, "acme").await, 300);
+    assert_eq!(mark_count(&raw, "e:").await, 0);
 }
