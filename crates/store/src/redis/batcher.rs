@@ -21,8 +21,8 @@ const BATCH_MAX: usize = 32;
 const LEVELS_MAX: usize = 128;
 /// The most batches in flight: one that the server executes and one on the network.
 const IN_FLIGHT_MAX: usize = 2;
-/// After this time, or half the timeout if that is less, a caller sends the queue itself if no batch was sent
-/// since.
+/// After this time, or the deadline of a call if that is less, a caller sends the queue itself if no batch was
+/// sent since: the task that should may be on a runtime that no thread polls.
 const STALLED: Duration = Duration::from_millis(500);
 /// The most batches in flight when some of them are stalled.
 const STALLED_MAX: usize = 64;
@@ -98,7 +98,7 @@ pub(super) async fn run(
 ) -> Result<StepReply, StoreError> {
     let (context, time) = (inner.connection.context(), EngineTime::current());
     let mut answer = batcher.submit(inner, step, time.clone())?;
-    let stalled = STALLED.min(context.timeout / 2);
+    let stalled = STALLED.min(inner.options.deadline).min(context.timeout / 2);
     let mut wait = stalled;
     loop {
         if let Ok(answer) = timeout(wait, &mut answer).await {
