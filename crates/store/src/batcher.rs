@@ -141,7 +141,7 @@ impl<C: BatchedCall> Batcher<C> {
                 retry_after: first.unwrap_or_default(),
             });
         }
-        time.wait();
+        time.wait("batches");
         state.queue.push_back(Job { call, reply, time });
         self.collect(sender, state);
         Ok(answer)

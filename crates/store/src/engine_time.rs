@@ -16,14 +16,14 @@ tokio::task_local! {
 ///
 /// A caller that bounds the time of a call [follows](Self::follow) its reply. A store that collects calls
 /// before it sends them keeps the [current](Self::current) one with each call, and reports when the call
-/// [waits](Self::wait) and when it is [sent](Self::send). Otherwise the time counts from the start.
+/// [waits](Self::wait), in which queue, and when it is [sent](Self::send). Otherwise the time counts from the start.
 ///
 /// ```
 /// use tidegate_store::EngineTime;
 ///
 /// let time = EngineTime::default();
 /// assert!(time.elapsed().is_some(), "the engine has it");
-/// time.wait();
+/// time.wait("writer");
 /// assert_eq!(time.elapsed(), None, "it is in our queue");
 /// time.send();
 /// assert!(time.elapsed().is_some());
@@ -34,13 +34,13 @@ pub struct EngineTime(Arc<Mutex<State>>);
 #[derive(Debug, Clone, Copy)]
 struct State {
     is_queued: bool,
-    was_queued: bool,
+    queue: Option<&'static str>,
     since: Instant,
 }
 
 impl Default for EngineTime {
     fn default() -> Self {
-        Self(Arc::new(Mutex::new(State { is_queued: false, was_queued: false, since: Instant::now() })))
+        Self(Arc::new(Mutex::new(State { is_queued: false, queue: None, since: Instant::now() })))
     }
 }
 
@@ -55,25 +55,21 @@ impl EngineTime {
         CURRENT.try_with(Self::clone).unwrap_or_default()
     }
 
-    /// Records that the call waits in a local queue from now on.
-    pub fn wait(&self) {
-        self.set(true);
+    /// Records that the call waits in a local queue of this name from now on. A reply to one call of a queue
+    /// shows that the others make progress.
+    pub fn wait(&self, queue: &'static str) {
+        *lock(&self.0) = State { is_queued: true, queue: Some(queue), since: Instant::now() };
     }
 
     /// Records that the call is sent to the engine now.
     pub fn send(&self) {
-        self.set(false);
-    }
-
-    fn set(&self, is_queued: bool) {
         let mut state = lock(&self.0);
-        let was_queued = state.was_queued || is_queued;
-        *state = State { is_queued, was_queued, since: Instant::now() };
+        *state = State { is_queued: false, since: Instant::now(), ..*state };
     }
 
-    /// Whether the call has waited in a local queue.
-    pub fn was_queued(&self) -> bool {
-        lock(&self.0).was_queued
+    /// The local queue in which the call waits or has waited last.
+    pub fn queue(&self) -> Option<&'static str> {
+        lock(&self.0).queue
     }
 
     /// How long the engine has had the call; `None` while it waits in a local queue.

@@ -224,7 +224,7 @@ impl Inner {
                 let (place, retry_after) = (self.place.clone(), self.deadline);
                 return Err(StoreError::Busy { place, waiting_max: READS_MAX, retry_after });
             }
-            time.wait();
+            time.wait("connections");
         }
         let client = pool.get().await.map_err(|error| pool_error(&self.place, error))?;
         if is_queued {

@@ -70,7 +70,7 @@ impl Readers {
     ) -> Result<T, StoreError> {
         let (reply, answer) = oneshot::channel();
         let (place, time) = (Arc::clone(&self.place), EngineTime::current());
-        time.wait();
+        time.wait("readers");
         let job = move |connection: Result<&Connection, StoreError>| {
             if reply.is_closed() {
                 return;

@@ -122,7 +122,7 @@ pub(super) struct QueuedJob {
 impl QueuedJob {
     pub(super) fn new(job: Box<dyn Job>) -> Self {
         let time = EngineTime::current();
-        time.wait();
+        time.wait("writer");
         Self { at: Instant::now(), time, job }
     }
 }

@@ -37,8 +37,9 @@ pub(super) struct Breaker {
     circuit: Throttle,
     /// When a failure was last counted.
     failed_at: Mutex<Option<Instant>>,
-    /// When a call that had waited in the store's queue last got a response.
-    last_reply_at: Mutex<Option<Instant>>,
+    /// When a call that had waited in a queue of the store last got a response, by queue: one may be stuck while
+    /// another moves.
+    last_replies: Mutex<Vec<(&'static str, Instant)>>,
 }
 
 /// A failed call, and whether the store may have carried it out.
@@ -67,7 +68,7 @@ impl Breaker {
             })
             .build()
             .expect("a circuit within its bounds");
-        Self { deadline, circuit, failed_at: Mutex::new(None), last_reply_at: Mutex::new(None) }
+        Self { deadline, circuit, failed_at: Mutex::new(None), last_replies: Mutex::default() }
     }
 
     /// Waits for a reply within the timeout of decisions, unless the circuit is open.
@@ -117,8 +118,9 @@ impl Breaker {
         let mut wait = span;
         loop {
             if let Ok(answer) = timeout(wait, reply.as_mut()).await {
-                if time.was_queued() && !answer.as_ref().is_err_and(StoreError::is_unavailable) {
-                    *self.last_reply_at.lock() = Some(Instant::now());
+                let is_reply = !answer.as_ref().is_err_and(StoreError::is_unavailable);
+                if let Some(queue) = time.queue().filter(|_| is_reply) {
+                    self.record_reply(queue);
                 }
                 return answer;
             }
@@ -128,7 +130,7 @@ impl Breaker {
                     return Err(StoreError::TimedOut { millis });
                 }
                 Some(left) => left,
-                None if self.is_stuck(start) => {
+                None if self.is_stuck(start, time.queue()) => {
                     return Err(StoreError::unavailable("earlier calls got no response"));
                 }
                 None => span,
@@ -136,9 +138,18 @@ impl Breaker {
         }
     }
 
-    /// Whether the store's queue is stuck for a call that has waited in it since `start`.
-    fn is_stuck(&self, start: Instant) -> bool {
-        let since = self.last_reply_at.lock().map_or(start, |at| at.max(start));
+    fn record_reply(&self, queue: &'static str) {
+        let mut replies = self.last_replies.lock();
+        replies.retain(|(other, _)| *other != queue);
+        replies.push((queue, Instant::now()));
+    }
+
+    /// Whether a queue of the store is stuck for a call that has waited in it since `start`.
+    fn is_stuck(&self, start: Instant, queue: Option<&'static str>) -> bool {
+        let replies = self.last_replies.lock();
+        let last = replies.iter().find(|(other, _)| queue == Some(*other));
+        let since = last.map_or(start, |(_, at)| start.max(*at));
+        drop(replies);
         self.open_for().is_some() || since.elapsed() >= self.deadline.saturating_mul(STUCK)
     }
 
@@ -184,9 +195,13 @@ mod tests {
 
     /// A reply that waits in our queue for `queued`, and in the engine for `engine`.
     fn reply(queued: Duration, engine: Duration) -> Reply<'static, ()> {
+        reply_in("writer", queued, engine)
+    }
+
+    fn reply_in(queue: &'static str, queued: Duration, engine: Duration) -> Reply<'static, ()> {
         Reply::later(async move {
             let time = EngineTime::current();
-            time.wait();
+            time.wait(queue);
             sleep(queued).await;
             time.send();
             sleep(engine).await;
@@ -279,7 +294,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn longest_deadline_is_never_over() {
         let breaker = Breaker::new(Duration::MAX, &Arc::new(Listeners::default()));
-        assert!(!breaker.is_stuck(Instant::now()));
+        assert!(!breaker.is_stuck(Instant::now(), None));
     }
 
     /// Calls wait as long as the queue makes progress.
@@ -293,6 +308,24 @@ mod tests {
         };
         let (slow, ()) = tokio::join!(breaker.call(reply(30 * DEADLINE, DEADLINE / 2)), quick);
         assert!(slow.is_ok());
+    }
+
+    /// Reads of a file are served from memory while its writer waits for the disk.
+    #[tokio::test(start_paused = true)]
+    async fn replies_of_one_queue_hide_no_other() {
+        let breaker = breaker();
+        let reads = async {
+            for _ in 0..40 {
+                assert!(breaker.call(reply_in("readers", DEADLINE / 2, DEADLINE / 2)).await.is_ok());
+            }
+        };
+        let start = Instant::now();
+        let write = async {
+            assert!(breaker.call(reply(Duration::MAX, Duration::ZERO)).await.is_err());
+            start.elapsed()
+        };
+        let (waited, ()) = tokio::join!(write, reads);
+        assert_eq!(waited, STUCK * DEADLINE);
     }
 
     #[tokio::test(start_paused = true)]
