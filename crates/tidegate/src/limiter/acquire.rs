@@ -7,9 +7,9 @@ use std::time::Duration;
 use tidegate_core::limit::cascade::{Levels, Units};
 use tidegate_core::limit::lease::{Ending, LeaseId};
 use tidegate_core::limit::name::{InvalidName, Subject};
-use tidegate_core::limit::policy::{OnUnavailable, Policy, Share, Version};
+use tidegate_core::limit::policy::{OnUnavailable, Share, Version};
 use tidegate_core::limit::resolve::resolve;
-use tidegate_core::limit::rule::{Limit, Rule};
+use tidegate_core::limit::rule::Rule;
 use tidegate_core::time::Stamp;
 use tidegate_store::{
     Cancel, Draw, DrawResult, Lookup, Movement, Readings, Reply, Settle, StoreError, Terms,
@@ -360,14 +360,6 @@ impl Shared {
     pub(super) fn levels_by_default(&self, subject: Subject) -> Levels {
         let resolved = resolve(&subject, [None; 4], &self.defaults);
         Levels::new(Version::ZERO, vec![(subject, resolved)])
-    }
-
-    /// The levels with the limits given for one call.
-    pub(super) fn with_limits(levels: &Arc<Levels>, limits: &[Limit]) -> Result<Arc<Levels>, LimitError> {
-        let policy = Policy::new(limits.iter().cloned())?;
-        policy.check_call()?;
-        let rules = policy.rules().iter().map(|rule| (**rule).clone());
-        Ok(Arc::new(levels.with_call_limits(rules)))
     }
 
     /// Records whether the store has newer rules than the cache.

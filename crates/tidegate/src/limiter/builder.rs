@@ -15,6 +15,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
 use super::breaker::Breaker;
+use super::call_levels::CallLevels;
 use super::events::{LimitEvent, Listener, Listeners};
 use super::policies::PolicyCache;
 use super::runtime::BackgroundRuntime;
@@ -26,6 +27,8 @@ use crate::joined::Queues;
 /// Bounds of a lease's deadline.
 pub(super) const DEADLINES: (Duration, Duration) =
     (Duration::from_millis(1), Duration::from_secs(30 * 86_400));
+/// The most cached levels with limits of a call.
+const CALL_LEVELS_MAX: usize = 8_192;
 /// Maximum of the policy cache's TTL.
 const CACHE_TTL_MAX: Duration = Duration::from_secs(86_400);
 /// Bounds of the store's timeout.
@@ -191,6 +194,7 @@ impl LimiterBuilder {
             is_immediate: capabilities.is_immediate,
             breaker: Breaker::new(store_deadline, &listeners),
             policies: PolicyCache::new(self.cache_ttl, self.cache_max),
+            call_levels: CallLevels::new(self.cache_max.min(CALL_LEVELS_MAX)),
             waiters: Waiters::new(self.waiters_max, self.store.changes()),
             queues: Queues::default(),
             settler: Settler::new(self.settler_max),

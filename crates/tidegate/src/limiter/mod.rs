@@ -8,6 +8,7 @@ mod admin;
 pub mod blocking;
 mod breaker;
 mod builder;
+mod call_levels;
 mod change_log;
 mod error;
 mod events;
@@ -47,6 +48,7 @@ pub use request::Request;
 pub use usage::{Capacity, UsageSum};
 
 use breaker::Breaker;
+use call_levels::CallLevels;
 use events::Listeners;
 use policies::PolicyCache;
 use runtime::BackgroundRuntime;
@@ -88,6 +90,7 @@ struct Shared {
     is_immediate: bool,
     breaker: Breaker,
     policies: PolicyCache,
+    call_levels: CallLevels,
     waiters: Waiters,
     /// Callers of joined throttles that a limit refused.
     queues: Queues,

@@ -243,6 +243,13 @@ impl<'a> Request<'a> {
     pub async fn acquire_within(self, within: Duration) -> Result<Lease, LimitError> {
         let shared = self.shared;
         self.check()?;
+        // No waiter is overtaken, and a store in this process is asked again at no cost.
+        if shared.is_immediate && shared.waiters.waiting() == 0 {
+            match self.resolve_and_draw(Kind::Draw).await {
+                Err(LimitError::Limited(_)) => {}
+                answer => return answer,
+            }
+        }
         let deadline = Instant::now().checked_add(within);
         let subject = self.subject.check()?;
         let ticket = shared.add_waiter(&subject)?;
@@ -443,7 +450,8 @@ impl<'a> Request<'a> {
             let unknown = self.cost.iter().filter(|(name, _)| !is_known(name));
             limits.extend(unknown.map(|(name, _)| Limit::per_second(*name, UNLIMITED)));
         }
-        let levels = if limits.is_empty() { levels } else { Shared::with_limits(&levels, &limits)? };
+        let levels =
+            if limits.is_empty() { levels } else { self.shared.call_levels.extended(&levels, &limits)? };
         let levels = match self.on_expiry {
             Some(behaviour) if behaviour != levels.on_expiry().0 => {
                 Arc::new(Levels::clone(&levels).with_on_expiry(behaviour))
