@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
-use tidegate_store::{Buckets as _, DynamoDb};
+use tidegate_core::limit::policy::OnExpiry;
+use tidegate_store::{Buckets as _, DynamoDb, DynamoDbOptions, ManualWall, Terms};
 
 use super::ENGINE;
 use crate::kit::common::{
-    balance, draw_of, eventually, granted, is_granted, join_all, own, settle_of, until_answered, used,
+    balance, draw_of, draw_on, eventually, granted, is_granted, join_all, own, settle_of, until_answered,
+    used,
 };
-use crate::kit::dynamodb::{open_new, options};
+use crate::kit::dynamodb::{START, open_new, options, unswept};
 use crate::kit::dynamodb_items::RawTable;
 use crate::kit::dynamodb_proxy::{Fault, Proxy};
 use crate::kit::engine::skip_without;
@@ -98,4 +100,42 @@ async fn item_holds_256_ends_that_cannot_be_counted() {
     proxy.plan(|_| Fault::None);
     granted(store.spend(&draw_of(&levels, 1)).await);
     assert!(used(&store, "acme").await > spent);
+}
+
+/// An unswept store whose clock the test sets, and so many leases of a minute.
+async fn with_leases(options: &DynamoDbOptions, entities: &[&str], count: usize) -> DynamoDb {
+    let store = open_new(options.clone()).await;
+    let terms = Terms { deadline: Duration::from_secs(60), on_expiry: OnExpiry::Return };
+    for entity in entities {
+        let levels = own(entity, 2_000);
+        let draws: Vec<_> = (0..count).map(|_| draw_on(terms, &levels, 1)).collect();
+        for draws in draws.chunks(8) {
+            for drawn in join_all(draws.iter().map(|draw| store.draw(draw)).collect()).await {
+                granted(drawn);
+            }
+        }
+    }
+    store
+}
+
+/// Regression: a sweep in the background ended at most 100 leases, and the next one began five seconds later.
+#[tokio::test]
+async fn one_sweep_ends_all_leases_that_are_due() {
+    skip_without!(ENGINE);
+    let clock = ManualWall::new(START);
+    let options = unswept(ENGINE).clock(clock.clone());
+    let store = with_leases(&options, &["acme", "globex", "initech"], 50).await;
+    let raw = RawTable::on(ENGINE, &store);
+    let sweeping = options.swept_every(Duration::ZERO).open().await.expect("the table exists");
+    clock.advance(Duration::from_secs(61));
+    // It starts one sweep.
+    granted(sweeping.draw(&draw_of(&own("other", 10), 1)).await);
+    let marks = async || {
+        let items = raw.items("ENTITY#").await;
+        items.iter().flat_map(|item| item.keys()).filter(|name| name.starts_with("o:")).count()
+    };
+    eventually("the sweep has ended them", async || marks().await == 1).await;
+    for entity in ["acme", "globex", "initech"] {
+        assert_eq!(balance(&store, entity).await, Some((2_000, 0)), "{entity}");
+    }
 }
