@@ -84,6 +84,17 @@ impl DynamoDb {
         errors.pop().map_or(Ok(swept), Err)
     }
 
+    /// Ends up to `max` leases of a bucket that are past their deadline, and returns whether it has ended any.
+    pub(super) async fn end_due_of(&self, subject: &Subject, max: usize) -> Result<bool, StoreError> {
+        let key = self.inner.keys.bucket(subject);
+        let Some(item) = self.inner.client.get(&key).await? else { return Ok(false) };
+        let mut due = self.due_leases(&key, &item)?;
+        due.truncate(max);
+        let ends = due.iter().map(|(lease, levels, _)| self.expire(*lease, levels));
+        let ends: Result<Vec<bool>, _> = join_all(ends).await.into_iter().collect();
+        Ok(ends?.contains(&true))
+    }
+
     /// The leases of an item that are past their deadline.
     fn due_leases(&self, key: &Key, item: &Item) -> Result<Vec<DueLease>, StoreError> {
         let now = self.now();

@@ -118,6 +118,21 @@ async fn with_leases(options: &DynamoDbOptions, entities: &[&str], count: usize)
     store
 }
 
+/// Regression: a thousand leases past their deadline refused every draw until a sweep had ended them.
+#[tokio::test(flavor = "multi_thread")]
+async fn expired_leases_make_space_in_a_full_item() {
+    skip_without!(ENGINE);
+    let clock = ManualWall::new(START);
+    let store = with_leases(&unswept(ENGINE).clock(clock.clone()), &["acme"], 1_000).await;
+    let (raw, levels) = (RawTable::on(ENGINE, &store), own("acme", 2_000));
+    let error = store.draw(&draw_of(&levels, 1)).await.expect_err("the item is full");
+    assert!(error.to_string().starts_with("the store is full: 1000 open leases"), "{error}");
+    clock.advance(Duration::from_secs(61));
+    granted(store.draw(&draw_of(&levels, 1)).await);
+    assert_eq!(mark_count(&raw, "o:").await, 1_000 - 16 + 1);
+    assert_eq!(balance(&store, "acme").await, Some((2_000 - 984 - 1, 985)));
+}
+
 /// Regression: a sweep in the background ended at most 100 leases, and the next one began five seconds later.
 #[tokio::test]
 async fn one_sweep_ends_all_leases_that_are_due() {
