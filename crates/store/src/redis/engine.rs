@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::meter::Meter;
 use tidegate_core::limit::name::{Across, EntityId, ResourceName, Subject};
-use tidegate_core::limit::policy::{OnExpiry, Version};
+use tidegate_core::limit::policy::OnExpiry;
 use tidegate_core::limit::usage::Usage;
 use tidegate_core::time::Stamp;
 
@@ -18,7 +18,6 @@ use super::index::Prefix;
 use super::keyspace::{Home, Keyspace, Layout, moment_of};
 use super::leases;
 use super::lua_codec::Unpacker;
-use super::records::META;
 use super::script::{DUE, FIND, LOOK, NO_ARGS};
 use crate::buckets::{Bucket, BucketSnapshot, LeaseStatus, Lookup};
 use crate::changes::Changes;
@@ -139,13 +138,6 @@ impl Engine for Redis {
 
     fn write_records<'a>(&'a self, write: &'a RecordWrite) -> Reply<'a, bool> {
         Reply::later(self.write(write))
-    }
-
-    fn newest_version(&self) -> Reply<'_, Version> {
-        Reply::later(async move {
-            let read = Cmd::hget(self.inner.keyspace.admin(META), "version");
-            Ok(Version::new(self.inner.connection.query::<Option<_>>(&read).await?.unwrap_or(0)))
-        })
     }
 
     fn chain<'a>(&'a self, id: &'a EntityId, max: usize) -> Reply<'a, Vec<Record>> {
