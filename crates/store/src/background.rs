@@ -1,19 +1,19 @@
 //! What engines that work in the background have in common: when a sweep is due, and names that nothing else has.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::time::Instant;
-
-use crate::sync::lock;
 
 /// Decides when a process that draws sweeps.
 #[derive(Debug)]
 pub(crate) struct SweepTimer {
     every: Duration,
-    last: Mutex<Instant>,
+    /// When the last sweep began; locked while it runs.
+    last: Arc<Mutex<Instant>>,
 }
 
 impl SweepTimer {
@@ -22,21 +22,20 @@ impl SweepTimer {
 
     /// The first sweep is due after an interval.
     pub(crate) fn new(every: Duration) -> Self {
-        Self { every, last: Mutex::new(Instant::now()) }
+        Self { every, last: Arc::new(Mutex::new(Instant::now())) }
     }
 
     pub(crate) const fn every(&self) -> Duration {
         self.every
     }
 
-    /// Whether the interval since the last sweep has passed. If so, the next one begins.
-    pub(crate) fn is_due(&self) -> bool {
-        let mut last = lock(&self.last);
-        let is_due = last.elapsed() >= self.every;
-        if is_due {
+    /// Begins a sweep if the last one has ended and began an interval ago. It ends with the guard.
+    pub(crate) fn begin(&self) -> Option<OwnedMutexGuard<Instant>> {
+        let mut last = Arc::clone(&self.last).try_lock_owned().ok()?;
+        (last.elapsed() >= self.every).then(|| {
             *last = Instant::now();
-        }
-        is_due
+            last
+        })
     }
 }
 

@@ -40,6 +40,7 @@ mod records;
 mod redis;
 mod reply;
 mod retention;
+mod setters;
 pub mod shared_engine;
 #[cfg(feature = "sqlite")]
 mod sqlite;

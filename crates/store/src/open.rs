@@ -36,11 +36,11 @@ const DEADLINE_MAX: u64 = 60_000;
 /// | option | of | meaning |
 /// |---|---|---|
 /// | `namespace=prod` | all | the namespace (`default`) |
-/// | `minutely_usage_days=1` | all but DynamoDB | days to keep usage by the minute (1) |
-/// | `hourly_usage_days=62` | all but DynamoDB | days to keep usage by the hour, 1 to 36,500, or `forever` (62) |
-/// | `daily_usage_days=800` | all but DynamoDB | days to keep usage by the day (800) |
-/// | `monthly_usage_days=forever` | all but DynamoDB | days to keep usage by the month (forever) |
-/// | `audit_days=forever` | all but DynamoDB | days to keep audit entries (forever) |
+/// | `minutely_usage_days=1` | all | days to keep usage by the minute (1) |
+/// | `hourly_usage_days=62` | all | days to keep usage by the hour, 1 to 36,500, or `forever` (62) |
+/// | `daily_usage_days=800` | all | days to keep usage by the day (800) |
+/// | `monthly_usage_days=forever` | all | days to keep usage by the month (forever) |
+/// | `audit_days=forever` | all | days to keep audit entries (forever) |
 /// | `subjects_max=10000` | memory | the maximum number of subjects with a bucket; further ones are refused (1,048,576) |
 /// | `durable=commit` | a file | durable before the reply |
 /// | `durable=second` | a file | durable within a second (the default) |

@@ -23,52 +23,36 @@ use crate::tokens::Tokens;
 /// same step, and administrative calls with the same expected version.
 pub trait Store: Engine + Buckets + Policies + Entities + Ledger + Tokens {
     /// What the store is and can do.
-    fn capabilities(&self) -> Capabilities;
+    fn capabilities(&self) -> Capabilities {
+        self.about()
+    }
 
     /// Ends up to `max` leases that are past their deadline, and deletes expired records. A store in use does
     /// so itself from time to time; this is for an idle one.
-    fn sweep(&self, max: usize) -> Reply<'_, SweepReport>;
+    fn sweep(&self, max: usize) -> Reply<'_, SweepReport> {
+        self.sweep_leases(max)
+    }
 
     /// Closes the store for all of its handles, after completing and persisting calls in flight. Does nothing
     /// if the store has nothing to close.
     fn close(&self) -> Reply<'_, ()> {
-        Reply::ready(Ok(()))
+        self.shut_down()
     }
 
     /// The engine's announcements of administrative changes in this namespace by any process; `None` if it
     /// has none. A cache of policies drops those that are older.
     fn changes(&self) -> Option<Changes> {
-        None
+        self.announcements()
     }
 
     /// A warning for the operator: a setting of the engine that may break the store's guarantees, and what to
     /// change. Checked when the store was opened.
     fn caution(&self) -> Option<String> {
-        None
-    }
-}
-
-impl<E: Engine> Store for E {
-    fn capabilities(&self) -> Capabilities {
-        self.about()
-    }
-
-    fn sweep(&self, max: usize) -> Reply<'_, SweepReport> {
-        self.sweep_leases(max)
-    }
-
-    fn close(&self) -> Reply<'_, ()> {
-        self.shut_down()
-    }
-
-    fn changes(&self) -> Option<Changes> {
-        self.announcements()
-    }
-
-    fn caution(&self) -> Option<String> {
         self.warning()
     }
 }
+
+impl<E: Engine> Store for E {}
 
 /// What a store is and can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

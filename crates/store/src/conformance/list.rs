@@ -132,6 +132,7 @@ macro_rules! __tidegate_cases {
                 pool_is_repaired_by_its_key
                 repair_is_audited
                 invalid_repair_is_refused
+                repair_adds_no_limit_to_a_full_bucket
             ;
             renewals:
                 renewed_lease_outlives_its_old_deadline

@@ -107,3 +107,18 @@ pub async fn invalid_repair_is_refused(fixture: Fixture) {
     let page = fixture.store.audit(&all, &Paging::default()).await.expect("the audit is read");
     assert!(page.items.is_empty(), "{:?}", page.items);
 }
+
+/// A bucket has at most 64 limits, with those of calls. A repair adds none to them, as a draw adds none.
+pub async fn repair_adds_no_limit_to_a_full_bucket(fixture: Fixture) {
+    let levels = own("acme", &[slow("rpm", 100), slow("tpm", 100)]);
+    for burst in 1..=64 {
+        let rule = slow("rpm", burst).check().expect("the suite's limits are valid");
+        fixture.takes(&Arc::new(levels.with_call_limits([rule])), &[("rpm", 1)]).await;
+    }
+    let error =
+        fixture.store.draw(&fixture.draw_of(&levels, &[("tpm", 1)])).await.expect_err("a full bucket");
+    assert!(matches!(&error, StoreError::Full { max: 64, .. }), "{error}");
+    let error = fixture.store.repair(&fixture.repair_of(&levels, 1), ACTOR).await.expect_err("a full bucket");
+    assert!(matches!(&error, StoreError::Full { max: 64, .. }), "{error}");
+    fixture.is_untouched("acme", "tpm").await;
+}

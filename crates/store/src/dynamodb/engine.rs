@@ -27,6 +27,8 @@ use crate::reply::Reply;
 use crate::shared_engine::LeaseState;
 use crate::store::{Capabilities, ClockSource, SweepReport};
 
+/// The most expired leases that a step ends to make space for a lease.
+const DUE_PER_STEP: usize = 16;
 /// How long an index usually lags behind the table at most.
 const INDEX_LAG_MAX: Duration = Duration::from_secs(10);
 /// The delays before the search is repeated for a younger lease.
@@ -167,11 +169,24 @@ impl DynamoDb {
             Change::End(Some(actual)) if actual.iter().all(Option::is_none) => None,
             Change::Shift(_) | Change::End(_) | Change::Set(_) => Some(Group::Returners),
         };
-        let _guard = match group {
-            Some(group) => Some(self.inner.group_lock.enter(step.levels, group).await?),
-            None => None,
+        let once = async || {
+            let _guard = match group {
+                Some(group) => Some(self.inner.group_lock.enter(step.levels, group).await?),
+                None => None,
+            };
+            self.step(&Step { of: step, is_expiry: false }).await
         };
-        self.step(&Step { of: step, is_expiry: false }).await
+        match once().await {
+            // Leases past their deadline fill an item until a sweep ends them.
+            Err(error @ StoreError::Full { .. }) => {
+                if self.end_due_of(step.levels.subject(), DUE_PER_STEP).await? {
+                    once().await
+                } else {
+                    Err(error)
+                }
+            }
+            result => result,
+        }
     }
 
     /// The existing buckets with limits, in the order of the request, without duplicates.

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tidegate_core::limit::lease::REMEMBERED;
-use tidegate_core::limit::name::{EntityId, LimitName, ResourceName, Subject};
+use tidegate_core::limit::name::{LimitName, Subject};
 use tidegate_core::limit::usage::{Tally, Usage, Window};
 use tidegate_core::time::Stamp;
 
 use super::DynamoDb;
 use super::bucket_view::{BucketView, number, number_of, text_of};
 use super::client::Range;
-use super::keys::{DUE_PARTS, GSI1, GSI2, Item, Key, PART, padded, window_word};
+use super::keys::{DUE_PARTS, GSI1, GSI2, Item, Key, PART, SK, padded, window_word};
 use super::lease_marks::EndMark;
 use crate::cursor::{UsagePlace, name_of};
 use crate::error::StoreError;
@@ -43,12 +43,7 @@ impl DynamoDb {
             })
             .await?;
         }
-        let lines = match &query.of {
-            UsageOf::Entity(entity) => self.usage_of_entity(entity, query).await?,
-            UsageOf::Resource(resource) => {
-                self.usage_of_resource(resource, query, after.as_ref(), max).await?
-            }
-        };
+        let lines = self.usage_from(query, after.as_ref(), max).await?;
         let is_after = |line: &Usage| {
             after.as_ref().is_none_or(|place| {
                 let at = (name_of(&query.of, &line.subject), line.limit.as_str(), line.start);
@@ -99,54 +94,52 @@ impl DynamoDb {
         Ok(found.iter().filter_map(Key::of).filter(is_bucket).collect())
     }
 
-    async fn usage_of_entity(&self, entity: &EntityId, query: &UsageQuery) -> Result<Vec<Usage>, StoreError> {
-        let range = Range::new(None, self.inner.keys.entity_pk(entity), "#USAGE#".to_owned());
-        let mut lines = Vec::new();
-        for item in self.inner.client.range(&range, usize::MAX).await? {
-            lines.extend(self.lines(&item, query)?);
-        }
-        Ok(lines)
-    }
-
-    /// More than `max` lines of a resource, from an entity on, with all lines of each entity.
-    async fn usage_of_resource(
+    /// More than `max` lines, from a name on, with all lines of each name.
+    async fn usage_from(
         &self,
-        resource: &ResourceName,
         query: &UsageQuery,
         after: Option<&UsagePlace<'_>>,
         max: usize,
     ) -> Result<Vec<Usage>, StoreError> {
-        let prefix = format!("USAGE#{}#", window_word(query.window));
-        let entity_of = |item: &Item| -> Option<String> {
-            let order = item.get("GSI2SK")?.as_s().ok()?;
-            Some(order.strip_prefix(&prefix)?.split(PART).next()?.to_owned())
+        let keys = &self.inner.keys;
+        let (index, order, pk, prefix, end) = match &query.of {
+            UsageOf::Entity(entity) => (None, SK, keys.entity_pk(entity), "#USAGE#".to_owned(), '#'),
+            UsageOf::Resource(resource) => {
+                let prefix = format!("USAGE#{}#", window_word(query.window));
+                (Some(GSI2), "GSI2SK", keys.resource(resource), prefix, PART)
+            }
+        };
+        let name_in = |item: &Item| -> Option<String> {
+            Some(item.get(order)?.as_s().ok()?.strip_prefix(&prefix)?.split(end).next()?.to_owned())
         };
         let mut from = after.map(|place| format!("{prefix}{}", place.name));
         let (mut lines, mut at_once) = (Vec::new(), READ_BATCH);
         loop {
-            let range = Range::new(Some(GSI2), self.inner.keys.resource(resource), prefix.clone());
-            let mut found = self.inner.client.range(&range.after(from.clone()), at_once).await?;
+            let range = Range::new(index, pk.clone(), prefix.clone()).after(from.clone());
+            let mut found = self.inner.client.range(&range, at_once).await?;
             let is_last = found.len() < at_once;
-            let last = found.last().and_then(entity_of);
-            if !is_last && found.first().and_then(entity_of) == last {
-                // One entity has more windows than that, and all are needed for sorting.
+            let last = found.last().and_then(name_in);
+            if !is_last && found.first().and_then(name_in) == last {
+                // One name has more windows than that, and all are needed for sorting.
                 at_once *= 2;
                 continue;
             }
             if !is_last {
-                found.retain(|item| entity_of(item) != last);
-                from = last.map(|entity| format!("{prefix}{entity}"));
+                found.retain(|item| name_in(item) != last);
+                from = last.map(|name| format!("{prefix}{name}"));
             }
-            let keys: Vec<Key> = found.iter().filter_map(Key::of).collect();
-            for item in self.inner.client.get_all(&keys).await?.values() {
+            if index.is_some() {
+                let keys: Vec<Key> = found.iter().filter_map(Key::of).collect();
+                found = self.inner.client.get_all(&keys).await?.into_values().collect();
+            }
+            for item in &found {
                 lines.extend(self.lines(item, query)?);
             }
-            let is_enough = lines
-                .iter()
-                .filter(|line| after.is_none_or(|place| line.subject.entity.as_str() > place.name))
-                .count()
-                > max;
-            if is_last || is_enough {
+            let names = || lines.iter().map(|line| name_of(&query.of, &line.subject));
+            // The order of the keys is that of the names, except for letters below the end of a name.
+            let is_ordered = names().all(|name| name.chars().all(|letter| letter > end));
+            let count = names().filter(|name| after.is_none_or(|place| *name > place.name)).count();
+            if is_last || (is_ordered && count > max) {
                 return Ok(lines);
             }
         }

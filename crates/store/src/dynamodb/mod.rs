@@ -96,8 +96,8 @@ use client::TableClient;
 use group_lock::GroupLock;
 use keys::Keys;
 
-/// The most leases that a sweep in the background ends.
-const BACKGROUND_SWEEP_MAX: usize = 100;
+/// The most leases that a sweep in the background ends: more than a process draws between two sweeps.
+const BACKGROUND_SWEEP_MAX: usize = 10_000;
 
 /// A store in a DynamoDB table. Clones are the same store.
 ///
@@ -184,12 +184,13 @@ impl DynamoDb {
 
     /// Starts a sweep in the background if the interval since the last one has passed.
     fn sweep_if_due(&self) {
-        if !self.inner.sweep_timer.is_due() {
-            return;
-        }
+        let Some(guard) = self.inner.sweep_timer.begin() else { return };
         let store = self.clone();
-        // The next sweep retries after a failure.
-        tokio::spawn(async move { drop(store.sweep_up_to(BACKGROUND_SWEEP_MAX).await) });
+        tokio::spawn(async move {
+            // The next sweep retries after a failure.
+            drop(store.sweep_up_to(BACKGROUND_SWEEP_MAX).await);
+            drop(guard);
+        });
     }
 }
 

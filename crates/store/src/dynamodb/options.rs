@@ -32,6 +32,7 @@ use crate::clock::{HostWall, WallClock};
 use crate::error::StoreError;
 use crate::lifecycle::namespace;
 use crate::retention::Retention;
+use crate::setters::setters;
 
 /// The default timeout of a call.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -46,6 +47,7 @@ const REJECTED_FOR_MAX: Duration = Duration::from_secs(1);
 /// The SDK finds credentials: in environment variables, a profile, or the role of a machine. The table must
 /// exist; [`create`](Self::create) creates it.
 #[derive(Debug, Clone)]
+#[must_use = "options do nothing until they are opened"]
 pub struct DynamoDbOptions {
     table: String,
     region: Option<String>,
@@ -59,7 +61,7 @@ pub struct DynamoDbOptions {
     timeout: Duration,
     pub(super) deadline: Duration,
     /// How long a cached bucket may refuse without a request.
-    pub(super) rejected_for: Duration,
+    pub(super) rejections: Duration,
     swept_every: Duration,
     clock: Option<Arc<dyn WallClock>>,
 }
@@ -77,53 +79,60 @@ impl DynamoDbOptions {
             retention: Retention::default(),
             timeout: TIMEOUT,
             deadline: DEADLINE,
-            rejected_for: REJECTED_FOR_MAX,
+            rejections: REJECTED_FOR_MAX,
             swept_every: SweepTimer::INTERVAL,
             clock: None,
         }
     }
 
     /// Sets the table.
-    #[must_use]
     pub fn of_table(mut self, table: impl Into<String>) -> Self {
         self.table = table.into();
         self
     }
 
     /// Sets the region of the table; by default the SDK finds it.
-    #[must_use]
     pub fn region(mut self, region: impl Into<String>) -> Self {
         self.region = Some(region.into());
         self
     }
 
     /// Sets an endpoint other than the region's, such as a local server.
-    #[must_use]
     pub fn endpoint(mut self, endpoint: impl Into<String>) -> Self {
         self.endpoint = Some(endpoint.into());
         self
     }
 
     /// Sets the credentials, instead of those that the SDK finds.
-    #[must_use]
     pub fn credentials(mut self, key: impl Into<String>, secret: impl Into<String>) -> Self {
         self.credentials = Some(Credentials::new(key, secret, None, None, "given"));
         self
     }
 
     /// Sets the namespace.
-    #[must_use]
     pub fn namespace(mut self, name: impl Into<String>) -> Self {
         self.namespace = name.into();
         self
     }
 
-    /// Sets how long usage and audit are kept. The engine deletes old usage, and
-    /// [`sweep`](crate::Store::sweep) deletes old audit entries.
-    #[must_use]
-    pub const fn retention(mut self, retention: Retention) -> Self {
-        self.retention = retention;
-        self
+    setters! {
+        /// Sets how long usage and audit are kept. The engine deletes old usage, and
+        /// [`sweep`](crate::Store::sweep) deletes old audit entries.
+        retention: Retention,
+        /// Sets the timeout of a call including its retries, two seconds by default.
+        timeout: Duration,
+        /// Sets how long a call may take before the engine [counts as
+        /// unavailable](crate::Capabilities::deadline), 50 ms by default.
+        deadline: Duration,
+        /// Sets how long a cached bucket may refuse draws without a request: a second by default, which is the
+        /// maximum; zero disables it.
+        ///
+        /// Refills are computed, and returns by this process are seen at once. Returns by other processes are
+        /// seen this much later, and so is a draw of the same lease that another process made without a reply.
+        rejections: Duration,
+        /// Sets how often a process that draws sweeps; tests that count requests use a long interval.
+        #[doc(hidden)]
+        swept_every: Duration,
     }
 
     /// Notes that the address has the option `speculative`, which is ignored.
@@ -132,43 +141,8 @@ impl DynamoDbOptions {
         self
     }
 
-    /// Sets the timeout of a call including its retries, two seconds by default.
-    #[must_use]
-    pub const fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
-        self
-    }
-
-    /// Sets how long a call may take before the engine [counts as
-    /// unavailable](crate::Capabilities::deadline), 50 ms by default.
-    #[must_use]
-    pub const fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = deadline;
-        self
-    }
-
-    /// Sets how long a cached bucket may refuse draws without a request: a second by default, which is the
-    /// maximum; zero disables it.
-    ///
-    /// Refills are computed, and returns by this process are seen at once. Returns by other processes are
-    /// seen this much later, and so is a draw of the same lease that another process made without a reply.
-    #[must_use]
-    pub const fn rejections(mut self, span: Duration) -> Self {
-        self.rejected_for = span;
-        self
-    }
-
-    /// Sets how often a process that draws sweeps; tests that count requests use a long interval.
-    #[doc(hidden)]
-    #[must_use]
-    pub const fn swept_every(mut self, span: Duration) -> Self {
-        self.swept_every = span;
-        self
-    }
-
     /// Sets the clock. The default is the host's clock, corrected by the dates of the engine's responses;
     /// this one is not corrected.
-    #[must_use]
     pub fn clock(mut self, clock: impl WallClock) -> Self {
         self.clock = Some(Arc::new(clock));
         self
@@ -225,8 +199,8 @@ impl DynamoDbOptions {
             "a table without a name".to_owned()
         } else if self.timeout.is_zero() {
             "`timeout` is 0 s, and must be longer".to_owned()
-        } else if self.rejected_for > REJECTED_FOR_MAX {
-            let (is, most) = (self.rejected_for.as_millis(), REJECTED_FOR_MAX.as_millis());
+        } else if self.rejections > REJECTED_FOR_MAX {
+            let (is, most) = (self.rejections.as_millis(), REJECTED_FOR_MAX.as_millis());
             format!("rejections for {is} ms, outside 0..={most}")
         } else {
             return Ok(());

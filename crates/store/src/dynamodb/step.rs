@@ -302,7 +302,7 @@ impl DynamoDb {
     /// Whether the cache may refuse a draw: all items were read a moment ago, the rules are those of the
     /// draw, and no earlier call of this process may have drawn the lease.
     fn may_refuse(&self, step: &Step<'_>, snapshot: &Snapshot, decision: &Decision) -> bool {
-        let span = self.inner.options.rejected_for;
+        let span = self.inner.options.rejections;
         let levels = step.of.levels.levels().iter();
         step.is_draw()
             && self.inner.cache.home(step.of.lease).is_none()

@@ -5,9 +5,11 @@
 
 use std::sync::Arc;
 
+use futures_util::future::join_all;
 use tidegate_core::limit::cascade::Levels;
 use tidegate_core::limit::lease::{LeaseId, REMEMBERED};
 use tidegate_core::limit::name::Subject;
+use tidegate_core::limit::policy::OnExpiry;
 use tidegate_core::time::Stamp;
 
 use super::DynamoDb;
@@ -26,12 +28,17 @@ use crate::store::SweepReport;
 
 /// The most audit entries past their retention that a sweep deletes.
 const AUDIT_ENTRIES_MAX: usize = 495;
+/// The leases that are ended at the same time, and the items that are rescheduled.
+const AT_ONCE: usize = 16;
 /// Due items per read.
 const PAGE_SIZE: usize = 100;
 /// The most items that are skipped after transient errors: with more, the engine is unavailable.
 const SKIPPED_MAX: usize = 3;
 /// The most obsolete attributes that one update removes: an expression has at most 4 KB.
 const REMOVED_MAX: usize = 300;
+
+/// A lease, the levels that it drew from, and what happens when it expires.
+type DueLease = (LeaseId, Arc<Levels>, OnExpiry);
 
 impl DynamoDb {
     /// Ends up to `max` leases that are past their deadline.
@@ -43,17 +50,24 @@ impl DynamoDb {
                 let up_to = padded(self.now().as_micros());
                 let range = Range::new(Some(GSI1), self.inner.keys.due(part), String::new());
                 let found = self.inner.client.range(&range.after(after).up_to(up_to), PAGE_SIZE).await?;
-                for key in found.iter().filter_map(Key::of) {
-                    if ended(swept) >= max {
-                        break;
-                    }
-                    // An item that cannot be decoded, or is written all the time, must not block others.
-                    match self.clean_item(&key, max, &mut swept).await {
-                        Ok(()) | Err(StoreError::Corrupt { .. }) => {}
-                        Err(error) if error.is_transient() && errors.len() < SKIPPED_MAX => {
-                            errors.push(error);
+                let keys: Vec<Key> = found.iter().filter_map(Key::of).collect();
+                let mut items = self.inner.client.get_all(&keys).await?;
+                // An item that cannot be decoded must not block others.
+                let due = keys.iter().filter_map(|key| self.due_leases(key, &items.remove(key)?).ok());
+                let mut due: Vec<DueLease> = due.flatten().collect();
+                due.truncate(max - ended(swept));
+                for leases in due.chunks(AT_ONCE) {
+                    let ends = leases.iter().map(|(lease, levels, _)| self.expire(*lease, levels));
+                    for (end, (.., how)) in join_all(ends).await.into_iter().zip(leases) {
+                        if skip_some(end, &mut errors)?.unwrap_or(false) {
+                            swept.ended(*how);
                         }
-                        Err(error) => return Err(error),
+                    }
+                }
+                let subjects: Vec<_> = keys.iter().filter_map(|key| self.inner.keys.subject(key)).collect();
+                for subjects in subjects.chunks(AT_ONCE) {
+                    for done in join_all(subjects.iter().map(|subject| self.reschedule(subject))).await {
+                        skip_some(done, &mut errors)?;
                     }
                 }
                 after = found.last().and_then(|item| item.get(DUE)?.as_s().ok().cloned());
@@ -70,39 +84,30 @@ impl DynamoDb {
         errors.pop().map_or(Ok(swept), Err)
     }
 
-    async fn clean_item(&self, key: &Key, max: usize, swept: &mut SweepReport) -> Result<(), StoreError> {
-        if let Some(subject) = self.inner.keys.subject(key) {
-            return self.clean_bucket(&subject, max, swept).await;
-        }
-        let Some(lease) = self.inner.keys.lease_of(key) else { return Ok(()) };
-        let Some(item) = self.inner.client.get(key).await? else { return Ok(()) };
-        if let Some(old) = LegacyLease::read(&item)?.filter(|old| old.is_due(self.now()))
-            && self.expire(lease, &old.levels).await?
-        {
-            swept.ended(old.on_expiry());
-        }
-        Ok(())
+    /// Ends up to `max` leases of a bucket that are past their deadline, and returns whether it has ended any.
+    pub(super) async fn end_due_of(&self, subject: &Subject, max: usize) -> Result<bool, StoreError> {
+        let key = self.inner.keys.bucket(subject);
+        let Some(item) = self.inner.client.get(&key).await? else { return Ok(false) };
+        let mut due = self.due_leases(&key, &item)?;
+        due.truncate(max);
+        let ends = due.iter().map(|(lease, levels, _)| self.expire(*lease, levels));
+        let ends: Result<Vec<bool>, _> = join_all(ends).await.into_iter().collect();
+        Ok(ends?.contains(&true))
     }
 
-    async fn clean_bucket(
-        &self,
-        subject: &Subject,
-        max: usize,
-        swept: &mut SweepReport,
-    ) -> Result<(), StoreError> {
-        let key = self.inner.keys.bucket(subject);
-        let seen = BucketView::read(self.inner.client.get(&key).await?.as_ref())?;
+    /// The leases of an item that are past their deadline.
+    fn due_leases(&self, key: &Key, item: &Item) -> Result<Vec<DueLease>, StoreError> {
         let now = self.now();
-        let due = seen.open.iter().filter(|(_, mark)| mark.level == 0 && mark.record.is_due(now));
-        for (lease, mark) in due {
-            if ended(*swept) >= max {
-                return Ok(());
-            }
-            if self.expire(*lease, &seen.levels_of(mark)?).await? {
-                swept.ended(mark.record.on_expiry());
-            }
+        if self.inner.keys.subject(key).is_some() {
+            let seen = BucketView::read(Some(item))?;
+            let due = seen.open.iter().filter(|(_, mark)| mark.level == 0 && mark.record.is_due(now));
+            return due
+                .map(|(lease, mark)| Ok((*lease, seen.levels_of(mark)?, mark.record.on_expiry())))
+                .collect();
         }
-        self.reschedule(subject).await
+        let old = self.inner.keys.lease_of(key).zip(LegacyLease::read(item)?);
+        let old = old.filter(|(_, old)| old.is_due(now));
+        Ok(old.map(|(lease, old)| (lease, Arc::clone(&old.levels), old.on_expiry())).into_iter().collect())
     }
 
     /// Ends a lease that is past its deadline. Returns whether it has: not if another process has, or has
@@ -165,6 +170,23 @@ impl DynamoDb {
             Err(RequestError::Condition(_) | RequestError::Conflict) => Ok(()),
             Err(error) => Err(error.into_error()),
         }
+    }
+}
+
+/// The result, or none if it is one of a few errors that must not block other items: one that cannot be
+/// decoded, or is written all the time.
+fn skip_some<T>(
+    result: Result<T, StoreError>,
+    errors: &mut Vec<StoreError>,
+) -> Result<Option<T>, StoreError> {
+    match result {
+        Ok(done) => Ok(Some(done)),
+        Err(StoreError::Corrupt { .. }) => Ok(None),
+        Err(error) if error.is_transient() && errors.len() < SKIPPED_MAX => {
+            errors.push(error);
+            Ok(None)
+        }
+        Err(error) => Err(error),
     }
 }
 

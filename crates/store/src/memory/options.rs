@@ -6,6 +6,7 @@ use super::Memory;
 use crate::clock::{SystemWall, WallClock};
 use crate::error::StoreError;
 use crate::retention::Retention;
+use crate::setters::setters;
 
 /// The default maximum number of subjects: about half a gigabyte if each has usage of one minute. A subject that
 /// is used all day has 1,440 minutes per limit, unless the retention is shorter.
@@ -23,6 +24,7 @@ const SUBJECTS_BOUND: usize = 1 << 28;
 /// # Ok::<(), tidegate_store::StoreError>(())
 /// ```
 #[derive(Debug, Clone)]
+#[must_use = "options do nothing until a store is made with them"]
 pub struct MemoryOptions {
     pub(super) subjects_max: usize,
     pub(super) retention: Retention,
@@ -55,25 +57,17 @@ impl MemoryOptions {
         }
     }
 
-    /// Sets the maximum number of subjects with a bucket in each namespace; 1,048,576 by default. A subject
-    /// whose limits are full, that has no open lease and whose usage has expired is evicted, and gets a new
-    /// bucket when it is used again. Further subjects are refused ([`StoreError::Full`]); existing ones are
-    /// not affected.
-    #[must_use]
-    pub const fn subjects_max(mut self, subjects: usize) -> Self {
-        self.subjects_max = subjects;
-        self
-    }
-
-    /// Sets how long usage and audit entries are kept. A subject is not evicted while it has usage.
-    #[must_use]
-    pub const fn retention(mut self, retention: Retention) -> Self {
-        self.retention = retention;
-        self
+    setters! {
+        /// Sets the maximum number of subjects with a bucket in each namespace; 1,048,576 by default. A subject
+        /// whose limits are full, that has no open lease and whose usage has expired is evicted, and gets a new
+        /// bucket when it is used again. Further subjects are refused ([`StoreError::Full`]); existing ones are
+        /// not affected.
+        subjects_max: usize,
+        /// Sets how long usage and audit entries are kept. A subject is not evicted while it has usage.
+        retention: Retention,
     }
 
     /// Sets the clock.
-    #[must_use]
     pub fn clock(mut self, clock: impl WallClock) -> Self {
         self.clock = Arc::new(clock);
         self

@@ -38,9 +38,9 @@ impl Space {
     pub(super) fn lease(&self, lease: LeaseId) -> Result<LeaseStatus, StoreError> {
         let now = self.now();
         match self.standing(lease, now) {
-            Some(LeaseStatus::Open(held)) if held.record.is_due(now) => {
+            Some(LeaseStatus::Open(held)) if held.record.is_due(held.at) => {
                 // Another call may have been faster: the lease has then ended, too.
-                if let Ok(one) = self.decide(&held.levels, now, |context| context.expire(lease)) {
+                if let Ok(one) = self.decide(&held.levels, held.at, |context| context.expire(lease)) {
                     lock(&self.passed).add(one);
                 }
                 self.standing(lease, now)
@@ -50,14 +50,19 @@ impl Space {
         .ok_or(StoreError::NoLease { lease })
     }
 
-    fn standing(&self, lease: LeaseId, at: Stamp) -> Option<LeaseStatus> {
-        self.shards.iter().find_map(|shard| match lock(shard).leases.find(lease) {
-            KnownLease::Open(open) => {
-                let (levels, record) = (Arc::clone(&open.levels), open.record.clone());
-                Some(LeaseStatus::Open(LeaseSnapshot { at, levels, record }))
+    fn standing(&self, lease: LeaseId, now: Stamp) -> Option<LeaseStatus> {
+        self.shards.iter().find_map(|shard| {
+            let mut guard = lock(shard);
+            // A step that read an earlier time is decided at this one: it finds a lease that is due ended.
+            let at = guard.advance(now);
+            match guard.leases.find(lease) {
+                KnownLease::Open(open) => {
+                    let (levels, record) = (Arc::clone(&open.levels), open.record.clone());
+                    Some(LeaseStatus::Open(LeaseSnapshot { at, levels, record }))
+                }
+                KnownLease::Ended(ended) => Some(LeaseStatus::Ended(ended)),
+                KnownLease::Unknown => None,
             }
-            KnownLease::Ended(ended) => Some(LeaseStatus::Ended(ended)),
-            KnownLease::Unknown => None,
         })
     }
 
@@ -83,6 +88,8 @@ impl Space {
         self.due_at.store(u64::MAX, Ordering::Relaxed);
         for shard in &self.shards {
             let mut guard = lock(shard);
+            // A step that read an earlier time is decided at this one: it cannot extend a lease that is due.
+            let now = guard.advance(now);
             let due = guard.leases.due(now, left);
             swept.forgotten += guard.leases.rotate(now);
             drop(guard);

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::name::{EntityId, ResourceName};
-use tidegate_core::limit::policy::Version;
 use tidegate_core::limit::usage::Usage;
 use tidegate_core::time::Stamp;
 
@@ -114,10 +113,6 @@ impl Engine for Postgres {
 
     fn write_records<'a>(&'a self, write: &'a RecordWrite) -> Reply<'a, bool> {
         Reply::later(records::write(&self.inner, self.namespace, write))
-    }
-
-    fn newest_version(&self) -> Reply<'_, Version> {
-        Reply::later(records::newest_version(&self.inner, self.namespace))
     }
 
     fn chain<'a>(&'a self, id: &'a EntityId, max: usize) -> Reply<'a, Vec<Record>> {

@@ -22,6 +22,7 @@ use super::{Counters, DEADLINE, Inner, Postgres, StoreGuard, listen, schema};
 use crate::clock::WallClock;
 use crate::error::StoreError;
 use crate::retention::Retention;
+use crate::setters::setters;
 
 /// The default number of connections.
 const CONNECTIONS: usize = 8;
@@ -95,39 +96,22 @@ impl PostgresOptions {
         self
     }
 
-    /// Sets the most connections, 8 by default, besides the one that listens for changes. A quarter of them,
-    /// at most four, are for draws and settles, which are sent in batches: fewer connections make larger
-    /// batches. The others are for listings and changes.
-    pub const fn connections(mut self, count: usize) -> Self {
-        self.connections = count;
-        self
-    }
-
-    /// Sets how long usage and audit are kept.
-    pub const fn retention(mut self, retention: Retention) -> Self {
-        self.retention = retention;
-        self
-    }
-
-    /// Sets the time to get or open a connection; tests on busy machines need longer.
-    #[doc(hidden)]
-    pub const fn connected_within(mut self, span: Duration) -> Self {
-        self.connected_within = span;
-        self
-    }
-
-    /// Sets how long a statement may take before the server [counts as
-    /// unavailable](crate::Capabilities::deadline), 50 ms by default.
-    pub const fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = deadline;
-        self
-    }
-
-    /// Sets the timeout of a statement; tests on busy machines need longer.
-    #[doc(hidden)]
-    pub const fn timeout(mut self, span: Duration) -> Self {
-        self.timeout = span;
-        self
+    setters! {
+        /// Sets the most connections, 8 by default, besides the one that listens for changes. A quarter of them,
+        /// at most four, are for draws and settles, which are sent in batches: fewer connections make larger
+        /// batches. The others are for listings and changes.
+        connections: usize,
+        /// Sets how long usage and audit are kept.
+        retention: Retention,
+        /// Sets the time to get or open a connection; tests on busy machines need longer.
+        #[doc(hidden)]
+        connected_within: Duration,
+        /// Sets how long a statement may take before the server [counts as
+        /// unavailable](crate::Capabilities::deadline), 50 ms by default.
+        deadline: Duration,
+        /// Sets the timeout of a statement; tests on busy machines need longer.
+        #[doc(hidden)]
+        timeout: Duration,
     }
 
     /// Replaces the server's clock in tests. Disables background cleanup.

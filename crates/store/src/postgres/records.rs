@@ -52,12 +52,6 @@ pub(super) async fn read(inner: &Inner, namespace: i64, keys: &[Key]) -> Result<
     })
 }
 
-/// The namespace's version.
-pub(super) async fn newest_version(inner: &Inner, namespace: i64) -> Result<Version, StoreError> {
-    let rows = inner.query("SELECT version FROM @.namespaces WHERE id = $1", &[&namespace]).await?;
-    version(rows.first().ok_or_else(|| missing_namespace(namespace))?, 0)
-}
-
 pub(super) async fn scan(inner: &Inner, namespace: i64, scan: &Scan) -> Result<Vec<Record>, StoreError> {
     // The rows, the columns of their keys, those of the first key to leave out, and the condition of a link.
     let (rows, key, after, by_link) = match scan.kind {

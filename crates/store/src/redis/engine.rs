@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use ::redis::Cmd;
+use futures_util::future::join_all;
 use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::meter::Meter;
 use tidegate_core::limit::name::{Across, EntityId, ResourceName, Subject};
-use tidegate_core::limit::policy::{OnExpiry, Version};
+use tidegate_core::limit::policy::OnExpiry;
 use tidegate_core::limit::usage::Usage;
 use tidegate_core::time::Stamp;
 
@@ -17,8 +18,7 @@ use super::index::Prefix;
 use super::keyspace::{Home, Keyspace, Layout, moment_of};
 use super::leases;
 use super::lua_codec::Unpacker;
-use super::records::META;
-use super::script::{DUE, LOOK, NO_ARGS};
+use super::script::{DUE, FIND, LOOK, NO_ARGS};
 use crate::buckets::{Bucket, BucketSnapshot, LeaseStatus, Lookup};
 use crate::changes::Changes;
 use crate::cursor::UsagePlace;
@@ -33,6 +33,8 @@ use crate::tables::{MeterRow, column, subject};
 
 /// The most expired leases that are fetched at a time.
 const SWEEP_BATCH: usize = 1_000;
+/// The expired leases that are ended at the same time: two batches of steps.
+const ENDED_AT_ONCE: usize = 64;
 
 impl Engine for Redis {
     fn about(&self) -> Capabilities {
@@ -60,13 +62,12 @@ impl Engine for Redis {
 
     fn find_lease(&self, lease: LeaseId) -> Reply<'_, LeaseStatus> {
         Reply::later(async move {
-            let (home, mut found) = self.search_lease(lease).await?;
-            let at = self.read_values(home, &[]).await?.at;
+            let (home, at, mut found) = self.search_lease(lease).await?;
             if let LeaseState::Open(record, levels) = &found
                 && record.is_due(at)
             {
                 self.expire(lease, levels).await?;
-                found = self.lease_at(home, lease).await?;
+                (_, found) = self.lease_at(home, lease).await?;
             }
             found.status(lease, at)
         })
@@ -139,13 +140,6 @@ impl Engine for Redis {
         Reply::later(self.write(write))
     }
 
-    fn newest_version(&self) -> Reply<'_, Version> {
-        Reply::later(async move {
-            let read = Cmd::hget(self.inner.keyspace.admin(META), "version");
-            Ok(Version::new(self.inner.connection.query::<Option<_>>(&read).await?.unwrap_or(0)))
-        })
-    }
-
     fn chain<'a>(&'a self, id: &'a EntityId, max: usize) -> Reply<'a, Vec<Record>> {
         Reply::later(self.ancestors(id, max))
     }
@@ -167,9 +161,9 @@ impl Redis {
             while left > 0 {
                 let wanted = left.min(SWEEP_BATCH);
                 let due = self.due(home, wanted).await?;
-                for lease in &due {
-                    if let Some(how) = self.end(home, *lease).await? {
-                        swept.ended(how);
+                for leases in due.chunks(ENDED_AT_ONCE) {
+                    for how in join_all(leases.iter().map(|lease| self.end(home, *lease))).await {
+                        how?.into_iter().for_each(|how| swept.ended(how));
                     }
                 }
                 left -= due.len();
@@ -185,10 +179,10 @@ impl Redis {
     /// it does not block others.
     async fn end(&self, home: Home, lease: LeaseId) -> Result<Option<OnExpiry>, StoreError> {
         let ended = match self.lease_at(home, lease).await {
-            Ok(LeaseState::Open(record, levels)) => {
+            Ok((_, LeaseState::Open(record, levels))) => {
                 self.expire(lease, &levels).await.map(|has_ended| (has_ended, Some(record.on_expiry())))
             }
-            Ok(LeaseState::Ended(_) | LeaseState::Unknown) => Ok((false, None)),
+            Ok((_, LeaseState::Ended(_) | LeaseState::Unknown)) => Ok((false, None)),
             Err(error) => Err(error),
         };
         match ended {
@@ -210,30 +204,42 @@ impl Redis {
         Ok(ids.iter().filter_map(id).collect())
     }
 
-    /// Finds a lease at a home. The key of open leases is read first, so that a lease that ends between the
-    /// two reads is found.
-    async fn lease_at(&self, home: Home, lease: LeaseId) -> Result<LeaseState, StoreError> {
+    /// The time at a home, and a lease there.
+    async fn lease_at(&self, home: Home, lease: LeaseId) -> Result<(Stamp, LeaseState), StoreError> {
         let keyspace = &self.inner.keyspace;
-        let open = Cmd::get(keyspace.lease(home, lease));
-        let ended = moment_of(lease)
-            .map(|moment| Cmd::hget(format!("{}{moment:x}", keyspace.moments(home)), lease.to_string()));
-        for get in [Some(open), ended].into_iter().flatten() {
-            if let Some(kept) = self.inner.connection.query::<Option<Vec<u8>>>(&get).await? {
-                return leases::read(&kept);
-            }
-        }
-        Ok(LeaseState::Unknown)
+        let moment = moment_of(lease).map(|moment| format!("{}{moment:x}", keyspace.moments(home)));
+        let keys: Vec<_> =
+            [keyspace.clock(home), keyspace.lease(home, lease)].into_iter().chain(moment).collect();
+        let found = self.inner.connection.run(&FIND, &keys, &[lease.to_string()]).await?;
+        let (at, kept): (u64, Option<Vec<u8>>) = found;
+        let state = kept.map_or(Ok(LeaseState::Unknown), |kept| leases::read(&kept))?;
+        Ok((Stamp::from_micros(at), state))
     }
 
-    /// Finds a lease and its home by searching all homes: its id does not name one.
-    async fn search_lease(&self, lease: LeaseId) -> Result<(Home, LeaseState), StoreError> {
-        for home in self.inner.keyspace.homes(&self.inner.connection).await? {
-            let found = self.lease_at(home, lease).await?;
+    /// Finds a lease. Its id does not name its home: if this process has not drawn it, all homes are searched
+    /// at once.
+    async fn search_lease(&self, lease: LeaseId) -> Result<(Home, Stamp, LeaseState), StoreError> {
+        let keyspace = &self.inner.keyspace;
+        if let Some(home) = keyspace.home_of_lease(lease) {
+            let (at, found) = self.lease_at(home, lease).await?;
             if found != LeaseState::Unknown {
-                return Ok((home, found));
+                return Ok((home, at, found));
             }
         }
-        Ok((Keyspace::admin_home(), LeaseState::Unknown))
+        let homes = keyspace.homes(&self.inner.connection).await?;
+        let mut error = StoreError::NoLease { lease };
+        let found = join_all(homes.iter().map(|home| self.lease_at(*home, lease))).await;
+        for (home, found) in homes.into_iter().zip(found) {
+            match found {
+                Ok((_, LeaseState::Unknown)) => {}
+                Ok((at, found)) => {
+                    keyspace.remember_lease(lease, home);
+                    return Ok((home, at, found));
+                }
+                Err(failed) => error = failed,
+            }
+        }
+        Err(error)
     }
 
     async fn subjects_of(&self, entities: &[EntityId]) -> Result<Vec<Subject>, StoreError> {

@@ -5,12 +5,14 @@
 //! too. On a cluster those have the tag of their tree, one of 256 such as `{namespace#07}`, because a script
 //! cannot reach keys of two slots. The first draw of a tree assigns its tag, which never changes.
 
+use std::hash::BuildHasher as _;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ::redis::Cmd;
 use foldhash::HashMap;
+use foldhash::fast::FixedState;
 use sha2::{Digest, Sha256};
 use tidegate_core::limit::cascade::Levels;
 use tidegate_core::limit::lease::LeaseId;
@@ -21,7 +23,10 @@ use super::connection::Connection;
 use super::script::REGISTER;
 use crate::error::StoreError;
 use crate::sync::lock;
+use crate::two_generations::{Hashed, TwoGenerations};
 
+/// The most leases whose homes are cached.
+const LEASES_MAX: usize = 1 << 18;
 /// The most subjects whose registration is cached.
 const REGISTRATIONS_MAX: usize = 100_000;
 /// After this time a subject is registered again: a repair of the index may have removed it before it had a
@@ -60,11 +65,22 @@ impl Layout {
     }
 }
 
+/// A lease and its home.
+struct LeaseHome(LeaseId, Home);
+
+impl Hashed for LeaseHome {
+    fn key_hash(&self) -> u64 {
+        FixedState::default().hash_one(self.0)
+    }
+}
+
 /// The keys of a namespace.
 pub(super) struct Keyspace {
     namespace: String,
     layout: Layout,
     registrations: Mutex<HashMap<Subject, (Home, Instant)>>,
+    /// The homes of leases that this process drew or found, with several homes.
+    leases: Mutex<TwoGenerations<LeaseHome>>,
     /// Subjects registered by this process since the last housekeeping.
     registered: AtomicUsize,
 }
@@ -73,7 +89,13 @@ impl Keyspace {
     pub(super) fn new(namespace: &Namespace, layout: Layout) -> Self {
         // Braces would end the hash tag.
         let namespace = namespace.as_str().replace('%', "%25").replace('{', "%7B").replace('}', "%7D");
-        Self { namespace, layout, registrations: Mutex::default(), registered: AtomicUsize::new(0) }
+        Self {
+            namespace,
+            layout,
+            registrations: Mutex::default(),
+            leases: Mutex::new(TwoGenerations::new(LEASES_MAX)),
+            registered: AtomicUsize::new(0),
+        }
     }
 
     /// The prefix of the keys of a home.
@@ -222,6 +244,19 @@ impl Keyspace {
         let home: Option<Vec<u8>> =
             connection.query(&Cmd::hget(self.admin("homes"), entity.as_str())).await?;
         home.map(|home| self.parse(&home)).transpose()
+    }
+
+    /// The home of a lease, if it is cached.
+    pub(super) fn home_of_lease(&self, lease: LeaseId) -> Option<Home> {
+        let hash = LeaseHome(lease, Self::admin_home()).key_hash();
+        lock(&self.leases).find(hash, |cached| cached.0 == lease).map(|cached| cached.1)
+    }
+
+    /// Caches the home of a lease, unless there is only one.
+    pub(super) fn remember_lease(&self, lease: LeaseId, home: Home) {
+        if self.layout == Layout::Trees {
+            lock(&self.leases).insert(LeaseHome(lease, home), |cached| cached.0 == lease);
+        }
     }
 
     /// All homes that are in use.

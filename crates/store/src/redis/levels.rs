@@ -23,6 +23,7 @@ pub(super) struct EncodedLevels {
     /// The prefixes of the keys of open leases and of ended ones.
     pub(super) leases: String,
     pub(super) moments: String,
+    pub(super) home: Home,
     /// The batcher of the home.
     pub(super) batcher: Arc<Batcher>,
     /// When its subjects were registered.
@@ -83,6 +84,7 @@ impl EncodedLevels {
             levels: Arc::clone(levels),
             leases: keyspace.leases(home),
             moments: keyspace.moments(home),
+            home,
             batcher,
             at: Instant::now(),
             clock: keyspace.clock(home),

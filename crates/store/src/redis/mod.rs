@@ -44,8 +44,8 @@ use levels::LevelsCache;
 use listen::{ChangeListener, ChangeSource};
 use records::META;
 
-/// The most leases that a sweep in the background ends.
-const BACKGROUND_SWEEP_MAX: usize = 1_000;
+/// The most leases that a sweep in the background ends: more than a process draws between two sweeps.
+const BACKGROUND_SWEEP_MAX: usize = 100_000;
 
 /// A store on Redis or Valkey. Clones are the same store.
 ///
@@ -124,12 +124,13 @@ impl Redis {
 
     /// Starts a sweep in the background if the interval since the last one has passed.
     fn sweep_if_due(&self) {
-        if !self.inner.sweep_timer.is_due() {
-            return;
-        }
+        let Some(guard) = self.inner.sweep_timer.begin() else { return };
         let store = self.clone();
-        // The next sweep retries after a failure.
-        tokio::spawn(async move { drop(store.sweep_in_background(BACKGROUND_SWEEP_MAX).await) });
+        tokio::spawn(async move {
+            // The next sweep retries after a failure.
+            drop(store.sweep_in_background(BACKGROUND_SWEEP_MAX).await);
+            drop(guard);
+        });
     }
 }
 

@@ -20,6 +20,7 @@ use crate::error::StoreError;
 use crate::lifecycle::namespace;
 use crate::open::{check_login, ready_for_tls};
 use crate::retention::Retention;
+use crate::setters::setters;
 
 /// The default timeout of a call.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -38,6 +39,7 @@ const CLUSTER_RETRIES: u32 = 3;
 ///
 /// With `rediss` in place of `redis` the connection is encrypted (feature `redis-tls`).
 #[derive(Clone)]
+#[must_use = "options do nothing until they are opened"]
 pub struct RedisOptions {
     url: String,
     /// `None` stands for `default`.
@@ -81,42 +83,24 @@ impl RedisOptions {
     }
 
     /// Sets the namespace.
-    #[must_use]
     pub fn namespace(mut self, name: impl Into<String>) -> Self {
         self.namespace = Some(name.into());
         self
     }
 
-    /// Sets the timeout of a call, two seconds by default. Callers that wait less set a deadline of their
-    /// own.
-    #[must_use]
-    pub const fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
-        self
-    }
-
-    /// Sets how long a call may take before the engine [counts as
-    /// unavailable](crate::Capabilities::deadline), 50 ms by default.
-    #[must_use]
-    pub const fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = deadline;
-        self
-    }
-
-    /// Sets how long usage and audit are kept. Older data is deleted in small steps, by processes that draw
-    /// and by [`sweep`](crate::Store::sweep).
-    #[must_use]
-    pub const fn retention(mut self, retention: Retention) -> Self {
-        self.retention = retention;
-        self
-    }
-
-    /// Sets how often a process that draws sweeps expired leases; tests that count calls use a long interval.
-    #[doc(hidden)]
-    #[must_use]
-    pub const fn swept_every(mut self, span: Duration) -> Self {
-        self.swept_every = span;
-        self
+    setters! {
+        /// Sets the timeout of a call, two seconds by default. Callers that wait less set a deadline of their
+        /// own.
+        timeout: Duration,
+        /// Sets how long a call may take before the engine [counts as
+        /// unavailable](crate::Capabilities::deadline), 50 ms by default.
+        deadline: Duration,
+        /// Sets how long usage and audit are kept. Older data is deleted in small steps, by processes that draw
+        /// and by [`sweep`](crate::Store::sweep).
+        retention: Retention,
+        /// Sets how often a process that draws sweeps expired leases; tests that count calls use a long interval.
+        #[doc(hidden)]
+        swept_every: Duration,
     }
 
     /// Connects, and creates the namespace or checks its schema. A server that may evict keys is reported by

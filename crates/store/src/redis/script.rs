@@ -38,6 +38,9 @@ pub(super) static LEASE: LazyLock<Script> =
 /// The time, and the values of keys.
 pub(super) static LOOK: LazyLock<Script> =
     LazyLock::new(|| Script::new(&[CLOCK, include_str!("script/look.lua")]));
+/// The time, and a lease.
+pub(super) static FIND: LazyLock<Script> =
+    LazyLock::new(|| Script::new(&[CLOCK, include_str!("script/find.lua")]));
 /// Leases past their deadline.
 pub(super) static DUE: LazyLock<Script> =
     LazyLock::new(|| Script::new(&[CLOCK, include_str!("script/due.lua")]));

@@ -139,6 +139,10 @@ impl Redis {
         let Step { lease, levels, .. } = step.of;
         check(&step.of)?;
         let encoded = self.encode(levels).await?;
+        if step.op == Op::Draw {
+            // Before it is sent: the reply may be lost.
+            self.inner.keyspace.remember_lease(lease, encoded.home);
+        }
         let drew = match self.run_once(&step, &encoded).await? {
             Ok(result) => return Ok(result),
             Err(drew) => drew,

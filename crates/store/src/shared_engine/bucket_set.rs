@@ -35,6 +35,9 @@ pub(crate) trait Capacity {
     fn created(&self, subject: &Subject);
 }
 
+/// The error of a step whose bucket would have too many limits.
+const TOO_MANY_ROWS: StoreError = StoreError::Full { what: "limits of one subject", max: ROWS_MAX as u64 };
+
 impl BucketSet<'_> {
     #[inline]
     fn table(&mut self, hash: u64) -> &mut BucketTable {
@@ -127,7 +130,7 @@ impl BucketSet<'_> {
                 let row = bucket.as_ref().and_then(|bucket| bucket.row(likely, &line.rule));
                 let Some((row, bucket)) = row.zip(bucket.as_mut()) else {
                     if bucket.as_ref().is_some_and(|bucket| bucket.rows.len() >= ROWS_MAX) {
-                        return Err(StoreError::Full { what: "limits of one subject", max: ROWS_MAX as u64 });
+                        return Err(TOO_MANY_ROWS);
                     }
                     all_available &= wanted <= line.rule.shape().burst();
                     left.push(None);
@@ -302,14 +305,25 @@ impl BucketSet<'_> {
         }
     }
 
-    /// Sets each limit that takes part to its units, and reads it. Requires [`prepare`](Self::prepare).
+    /// Sets each limit that takes part to its units, and reads it, unless a bucket would have too many.
+    /// Requires [`prepare`](Self::prepare).
     pub(crate) fn set(
         &mut self,
         levels: &Levels,
         units: &[Option<u64>],
         places: &[Place],
         now: Stamp,
-    ) -> Readings {
+    ) -> Result<Readings, StoreError> {
+        for (level, place) in levels.levels().iter().zip(places) {
+            let Some(bucket) = self.bucket_at(*place, &level.subject) else { continue };
+            if bucket.rows.len() >= ROWS_MAX {
+                bucket.drop_full_call_limits(now);
+            }
+            let is_new = |(likely, line, _): &(usize, &Line, u64)| bucket.row(*likely, &line.rule).is_none();
+            if bucket.rows.len() + taking_part(level, units).filter(is_new).count() > ROWS_MAX {
+                return Err(TOO_MANY_ROWS);
+            }
+        }
         let mut readings = Readings::new();
         for (number, (level, place)) in levels.levels().iter().zip(places).enumerate() {
             let Some(bucket) = self.bucket_at(*place, &level.subject) else { continue };
@@ -320,7 +334,7 @@ impl BucketSet<'_> {
                 readings.push(Reading::new(number, line, 0, meter));
             }
         }
-        readings
+        Ok(readings)
     }
 
     /// Reads each limit that takes part.

@@ -129,7 +129,7 @@ impl<B: LeaseTable> StepContext<'_, B> {
         let (now, levels) = (*now, step.levels);
         fits(levels, units.len())?;
         buckets.prepare(levels, |name| units[name].is_some(), places, now)?;
-        let readings = buckets.set(levels, units, places, now);
+        let readings = buckets.set(levels, units, places, now)?;
         let digest = levels.digest(units);
         leases.end(step.lease, EndRecord { how: Ending::Settled, step: 0, at: now, digest });
         Ok(StepResult::Granted(Movement { at: now, is_repeat: false, readings }))

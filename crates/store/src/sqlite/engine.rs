@@ -133,11 +133,6 @@ impl Engine for Sqlite {
         Reply::later(self.inner.write(Call::new((self.namespace, write.clone()), records::write)))
     }
 
-    fn chain<'a>(&'a self, id: &'a EntityId, max: usize) -> Reply<'a, Vec<Record>> {
-        let (namespace, id) = (self.namespace, id.clone());
-        Reply::later(self.inner.read(move |connection, _| records::chain(connection, namespace, &id, max)))
-    }
-
     fn shut_down(&self) -> Reply<'_, ()> {
         Reply::later(async {
             Self::close(self).await;

@@ -25,6 +25,7 @@ use crate::clock::{HostWall, WallClock};
 use crate::error::StoreError;
 use crate::lifecycle::namespace;
 use crate::retention::Retention;
+use crate::setters::setters;
 use crate::sync::lock;
 use crate::tables::column;
 
@@ -102,16 +103,18 @@ impl SqliteOptions {
         }
     }
 
-    /// Sets what a reply guarantees when the machine stops.
-    pub const fn durable(mut self, durable: Durability) -> Self {
-        self.durable = durable;
-        self
-    }
-
-    /// Sets how long usage and audit are kept.
-    pub const fn retention(mut self, retention: Retention) -> Self {
-        self.retention = retention;
-        self
+    setters! {
+        /// Sets what a reply guarantees when the machine stops.
+        durable: Durability,
+        /// Sets how long usage and audit are kept.
+        retention: Retention,
+        /// Sets the most calls of a transaction; benchmarks measure the effect of batches with it.
+        #[doc(hidden)]
+        batch_max: usize,
+        /// Sets how long a transaction may take before the file [counts as
+        /// unavailable](crate::Capabilities::deadline), and how long a call waits while another process holds it;
+        /// a second by default.
+        deadline: Duration,
     }
 
     /// Sets the namespace, `default` by default.
@@ -125,21 +128,6 @@ impl SqliteOptions {
     /// space.
     pub const fn size_max(mut self, bytes: u64) -> Self {
         self.size_max = Some(bytes);
-        self
-    }
-
-    /// Sets the most calls of a transaction; benchmarks measure the effect of batches with it.
-    #[doc(hidden)]
-    pub const fn batch_max(mut self, calls: usize) -> Self {
-        self.batch_max = calls;
-        self
-    }
-
-    /// Sets how long a transaction may take before the file [counts as
-    /// unavailable](crate::Capabilities::deadline), and how long a call waits while another process holds it;
-    /// a second by default.
-    pub const fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = deadline;
         self
     }
 

@@ -2,7 +2,6 @@
 
 use rusqlite::types::Value as Column;
 use rusqlite::{Connection, OptionalExtension, Row, params_from_iter};
-use tidegate_core::limit::name::EntityId;
 use tidegate_core::limit::policy::Version;
 use tidegate_core::time::Stamp;
 
@@ -38,23 +37,6 @@ pub(super) fn version(connection: &Connection, namespace: i64) -> Result<(Versio
     let (version, entries): (i64, i64) = read.query_row([namespace], |row| Ok((row.get(0)?, row.get(1)?)))?;
     let version = Version::new(number(version, "the version of a namespace")?);
     Ok((version, number(entries, "the count of audit entries")?))
-}
-
-/// An entity's record and those of its ancestors, at most `max`.
-pub(super) fn chain(
-    connection: &Connection,
-    namespace: i64,
-    id: &EntityId,
-    max: usize,
-) -> Result<Vec<Record>, CallError> {
-    let (mut chain, mut next) = (Vec::new(), Some(id.clone()));
-    while let Some(id) = next.take().filter(|_| chain.len() < max) {
-        let found = read(connection, namespace, &[Key::Entity(id)], Stamp::ZERO)?.records.pop().flatten();
-        let Some(found) = found else { break };
-        next = found.entity()?.parent_id().cloned();
-        chain.push(found);
-    }
-    Ok(chain)
 }
 
 pub(super) fn scan(connection: &Connection, namespace: i64, scan: &Scan) -> Result<Vec<Record>, CallError> {
@@ -173,6 +155,8 @@ pub(super) fn namespace(connection: &Connection, name: &str) -> rusqlite::Result
 
 #[cfg(test)]
 mod tests {
+    use tidegate_core::limit::name::EntityId;
+
     use super::*;
     use crate::record::Kind;
     use crate::sqlite::schema;

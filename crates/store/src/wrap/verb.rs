@@ -2,58 +2,38 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A call of an [`Engine`](crate::Engine): a kind of step, or a method.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[expect(missing_docs, reason = "each is the step or the method of the same name")]
-pub enum Verb {
-    Draw,
-    Extend,
-    Adjust,
-    Renew,
-    Settle,
-    Cancel,
-    Spend,
-    Repair,
-    Lease,
-    Look,
-    Buckets,
-    Usage,
-    Prune,
-    Sweep,
-    Read,
-    Scan,
-    Write,
-    Version,
-    Chain,
-}
+macro_rules! verbs {
+    ($($Verb:ident $name:literal),+) => {
+        /// A call of an [`Engine`](crate::Engine): a kind of step, or a method.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[expect(missing_docs, reason = "each is the step or the method of the same name")]
+        pub enum Verb {
+            $($Verb),+
+        }
 
-/// The names of the verbs, in their order.
-const NAMES: [&str; VERBS] = [
-    "draw", "extend", "adjust", "renew", "settle", "cancel", "spend", "repair", "lease", "look", "buckets",
-    "usage", "prune", "sweep", "read", "scan", "write", "version", "chain",
-];
+        impl Verb {
+            /// All verbs.
+            pub const ALL: [Self; VERBS] = [$(Self::$Verb),+];
 
-impl Verb {
-    /// All verbs.
-    pub const ALL: [Self; VERBS] = {
-        use Verb::{
-            Adjust, Buckets, Cancel, Chain, Draw, Extend, Lease, Look, Prune, Read, Renew, Repair, Scan,
-            Settle, Spend, Sweep, Usage, Version, Write,
-        };
-        [
-            Draw, Extend, Adjust, Renew, Settle, Cancel, Spend, Repair, Lease, Look, Buckets, Usage, Prune,
-            Sweep, Read, Scan, Write, Version, Chain,
-        ]
+            /// The name in lower case, for metrics.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$Verb => $name),+
+                }
+            }
+        }
+
+        /// The number of verbs.
+        const VERBS: usize = [$($name),+].len();
     };
-
-    /// The name in lower case, for metrics.
-    pub const fn name(self) -> &'static str {
-        NAMES[self as usize]
-    }
 }
 
-/// The number of verbs.
-const VERBS: usize = Verb::Chain as usize + 1;
+verbs! {
+    Draw "draw", Extend "extend", Adjust "adjust", Renew "renew", Settle "settle", Cancel "cancel",
+    Spend "spend", Repair "repair", Lease "lease", Look "look", Buckets "buckets", Usage "usage",
+    Prune "prune", Sweep "sweep", Read "read", Scan "scan", Write "write", Version "version",
+    Chain "chain"
+}
 
 /// A snapshot of the number of calls of each verb.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

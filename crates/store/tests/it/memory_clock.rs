@@ -18,7 +18,8 @@ use tidegate_core::limit::rule::Limit;
 use tidegate_core::time::Stamp;
 use tidegate_store::wrap::Observed;
 use tidegate_store::{
-    AnchoredWall, Buckets, Cancel, Draw, DrawResult, LeaseStatus, ManualWall, Memory, Renew, Terms, WallClock,
+    AnchoredWall, Buckets, Cancel, Draw, DrawResult, LeaseStatus, ManualWall, Memory, Renew, Store as _,
+    Terms, WallClock,
 };
 
 use crate::kit::clock::{assert_books_at_wall_clock, assert_follows_vectors, grants_over_ten_flaps, pass};
@@ -83,6 +84,28 @@ async fn bucket_times_follow_the_order_of_changes() {
     slow.await.unwrap().unwrap();
     let report = check(&store.log());
     assert!(report.is_exact(), "{report}");
+}
+
+/// Regression: a step that read the clock before a lease was due was granted after a sweep or a lookup had
+/// found it due, and the lease was then ended nevertheless.
+#[tokio::test]
+async fn step_after_a_sweep_or_lookup_has_its_time() {
+    let later = START + Duration::from_secs(1);
+    for is_sweep in [true, false] {
+        let clock = ManualWall::new(START);
+        let store = Memory::with_clock(clock.clone());
+        let draw = draw(1);
+        assert!(matches!(store.draw(&draw).await.unwrap(), DrawResult::Granted(_)));
+        clock.advance(Duration::from_secs(1));
+        if is_sweep {
+            store.sweep(1).await.unwrap();
+        } else {
+            store.lease(draw.lease).await.unwrap();
+        }
+        clock.set(START);
+        let cancel = Cancel { lease: draw.lease, step: 1, levels: draw.levels, is_watched: true };
+        assert_eq!(store.cancel(&cancel).await.unwrap().at, later);
+    }
 }
 
 #[tokio::test]

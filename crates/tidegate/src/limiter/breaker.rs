@@ -26,7 +26,7 @@ use crate::throttle::Throttle;
 const FAILURES: u32 = 3;
 /// Timeouts without a response after which calls in the store's queue fail.
 const STUCK: u32 = 3;
-/// Timeout of changes and reports, unless the timeout of decisions is longer.
+/// Timeout of changes, reports and lookups, unless the timeout of decisions is longer.
 const SLOW_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the circuit stays open the first time.
 const OPEN_FOR: Duration = Duration::from_secs(1);
@@ -76,7 +76,7 @@ impl Breaker {
         self.call_within(self.deadline, reply).await
     }
 
-    /// The same for a change or a report, which may take longer and blocks no request.
+    /// The same for a change, a report or a lookup of a lease, which may take longer and blocks no draw.
     pub(super) async fn call_slow<T: Unpin>(&self, reply: Reply<'_, T>) -> Result<T, CallFailure> {
         self.call_within(self.deadline.max(SLOW_TIMEOUT), reply).await
     }

@@ -494,7 +494,8 @@ impl Shared {
         answer.map_err(|failed| self.failure(failed.error))
     }
 
-    /// The same for a change or a report, with a longer timeout: a slow reply does not mean an unavailable store.
+    /// The same for a change, a report or a lookup of a lease, with a longer timeout: a slow reply does not mean
+    /// an unavailable store.
     pub(super) async fn call_store_slow<T: Unpin>(&self, reply: Reply<'_, T>) -> Result<T, LimitError> {
         let answer = if self.is_immediate {
             reply.await

@@ -297,7 +297,8 @@ impl Shared {
     /// The record of a lease and what backs it: the store, or this process, which accounts for its share
     /// while the store is unavailable.
     pub(super) async fn standing(&self, lease: LeaseId) -> Result<(Backing, LeaseStatus), LimitError> {
-        match self.call_store(self.store.lease(lease)).await {
+        // A store may have to search for a lease that another process has drawn.
+        match self.call_store_slow(self.store.lease(lease)).await {
             Ok(standing) => Ok((Backing::Store, standing)),
             Err(error @ (LimitError::Unavailable { .. } | LimitError::Store(StoreError::NoLease { .. }))) => {
                 match self.local.lease(lease).now() {

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use tidegate::store::ManualWall;
+use tidegate::store::wrap::Verb;
 use tidegate::{
     Degraded, LeaseId, Limit, LimitError, Limiter, Memory, OnUnavailable, Scope, Share, Sqlite,
     SqliteOptions, Stamp, StoreError,
 };
 
-use crate::kit::limiter::{ACME, calm, level, memory, over, policy, settled};
+use crate::kit::limiter::{ACME, Act, HookStore, Moment, calm, level, memory, over, policy, settled};
 use crate::kit::{millis, secs};
 
 const START: Stamp = Stamp::from_secs(1_800_000_000);
@@ -273,4 +274,22 @@ async fn settling_lease_cannot_be_detached() {
     crate::kit::limiter::flushed(&limiter).await;
     assert_eq!(end_reason(limiter.find_lease(id).await), "settled");
     assert_eq!(settled(memory(&network), ACME, "tpm").await, (200, 1));
+}
+
+/// Regression: a store that searched for a lease of another process for longer than the deadline of decisions
+/// was reported unavailable, and three such lookups opened the breaker.
+#[tokio::test(start_paused = true)]
+async fn slow_lookup_of_a_lease_is_awaited() {
+    let memory = Memory::new();
+    let store = HookStore::new(&memory, |verb, moment| match (verb, moment) {
+        (Verb::Lease, Moment::Before) => Act::Sleep(millis(850)),
+        _ => Act::Pass,
+    });
+    let limiter = over(&store).defaults(limits()).build().unwrap();
+    for _ in 0..4 {
+        let id = limiter.try_acquire(ACME, [("rpm", 1)]).await.unwrap().detach();
+        limiter.settle_lease(id, 1, [("rpm", 1)]).await.unwrap();
+    }
+    assert_eq!(limiter.stats().store_away, None);
+    assert_eq!(level(&memory, ACME, "rpm").await, Some((96, 4)));
 }

@@ -3,13 +3,15 @@
 use std::time::Duration;
 
 use tidegate_core::limit::lease::LeaseId;
-use tidegate_store::{Buckets as _, DynamoDb, ManualWall};
+use tidegate_core::limit::policy::OnExpiry;
+use tidegate_store::{Buckets as _, DynamoDb, DynamoDbOptions, ManualWall, Terms};
 
 use super::ENGINE;
 use crate::kit::common::{
-    START, balance, draw_of, eventually, granted, is_granted, join_all, own, settle_of, until_answered, used,
+    balance, draw_of, draw_on, eventually, granted, is_granted, join_all, own, settle_of, until_answered,
+    used,
 };
-use crate::kit::dynamodb::{open_new, options};
+use crate::kit::dynamodb::{START, open_new, options, unswept};
 use crate::kit::dynamodb_items::RawTable;
 use crate::kit::dynamodb_proxy::{Fault, Proxy};
 use crate::kit::engine::{DYNAMODB, skip_without};
@@ -119,4 +121,57 @@ async fn hundreds_of_old_ends_are_counted() {
     clock.advance(Duration::from_secs(3_600));
     assert_eq!(used(&store, "acme").await, 300);
     assert_eq!(mark_count(&raw, "e:").await, 0);
+}
+
+/// An unswept store whose clock the test sets, and so many leases of a minute.
+async fn with_leases(options: &DynamoDbOptions, entities: &[&str], count: usize) -> DynamoDb {
+    let store = open_new(options.clone()).await;
+    let terms = Terms { deadline: Duration::from_secs(60), on_expiry: OnExpiry::Return };
+    for entity in entities {
+        let levels = own(entity, 2_000);
+        let draws: Vec<_> = (0..count).map(|_| draw_on(terms, &levels, 1)).collect();
+        for draws in draws.chunks(8) {
+            for drawn in join_all(draws.iter().map(|draw| store.draw(draw)).collect()).await {
+                granted(drawn);
+            }
+        }
+    }
+    store
+}
+
+/// Regression: a thousand leases past their deadline refused every draw until a sweep had ended them.
+#[tokio::test(flavor = "multi_thread")]
+async fn expired_leases_make_space_in_a_full_item() {
+    skip_without!(ENGINE);
+    let clock = ManualWall::new(START);
+    let store = with_leases(&unswept(ENGINE).clock(clock.clone()), &["acme"], 1_000).await;
+    let (raw, levels) = (RawTable::on(ENGINE, &store), own("acme", 2_000));
+    let error = store.draw(&draw_of(&levels, 1)).await.expect_err("the item is full");
+    assert!(error.to_string().starts_with("the store is full: 1000 open leases"), "{error}");
+    clock.advance(Duration::from_secs(61));
+    granted(store.draw(&draw_of(&levels, 1)).await);
+    assert_eq!(mark_count(&raw, "o:").await, 1_000 - 16 + 1);
+    assert_eq!(balance(&store, "acme").await, Some((2_000 - 984 - 1, 985)));
+}
+
+/// Regression: a sweep in the background ended at most 100 leases, and the next one began five seconds later.
+#[tokio::test]
+async fn one_sweep_ends_all_leases_that_are_due() {
+    skip_without!(ENGINE);
+    let clock = ManualWall::new(START);
+    let options = unswept(ENGINE).clock(clock.clone());
+    let store = with_leases(&options, &["acme", "globex", "initech"], 50).await;
+    let raw = RawTable::on(ENGINE, &store);
+    let sweeping = options.swept_every(Duration::ZERO).open().await.expect("the table exists");
+    clock.advance(Duration::from_secs(61));
+    // It starts one sweep.
+    granted(sweeping.draw(&draw_of(&own("other", 10), 1)).await);
+    let marks = async || {
+        let items = raw.items("ENTITY#").await;
+        items.iter().flat_map(|item| item.keys()).filter(|name| name.starts_with("o:")).count()
+    };
+    eventually("the sweep has ended them", async || marks().await == 1).await;
+    for entity in ["acme", "globex", "initech"] {
+        assert_eq!(balance(&store, entity).await, Some((2_000, 0)), "{entity}");
+    }
 }

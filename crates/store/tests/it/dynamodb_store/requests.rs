@@ -1,8 +1,9 @@
 //! The number and kind of requests that each call sends to the engine.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
+use aws_sdk_dynamodb::types::AttributeValue;
 use tidegate_core::limit::entity::Entity;
 use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::name::EntityId;
@@ -13,7 +14,8 @@ use tidegate_core::time::Stamp;
 use tidegate_store::lifecycle::Lifecycle as _;
 use tidegate_store::{
     AuditQuery, Buckets as _, Draw, DynamoDb, Entities as _, LeaseStatus, Ledger as _, Listing, Lookup,
-    ManualWall, Paging, Policies as _, PolicyChange, Prune, Retention, Store as _, StoreError,
+    ManualWall, Paging, Policies as _, PolicyChange, Prune, Retention, Store as _, StoreError, UsageOf,
+    UsageQuery,
 };
 
 use super::ENGINE;
@@ -309,4 +311,36 @@ async fn lease_of_another_process_is_found_by_the_index() {
         "{requests:?}"
     );
     store.settle(&settle_of(&draws[1], 2)).await.unwrap();
+}
+
+/// Regression: each page of an entity's usage read all of its usage.
+#[tokio::test]
+async fn page_of_usage_starts_after_the_last_one() {
+    skip_without!(ENGINE);
+    let (proxy, store, _) = watched().await;
+    granted(store.spend(&draw_of(&own("acme", 10), 1)).await);
+    assert_eq!(common::used(&store, "acme").await, 1);
+    let raw = RawTable::on(ENGINE, &store);
+    let is_hour = |item: &&HashMap<String, AttributeValue>| {
+        item["SK"].as_s().is_ok_and(|key| key.starts_with("#USAGE#gpt#hour#"))
+    };
+    let items = raw.items("ENTITY#acme").await;
+    let item = items.iter().find(is_hour).expect("the usage of an hour");
+    let key = item["SK"].as_s().expect("a key");
+    for number in 0..1_500 {
+        let mut other = item.clone();
+        other.insert("SK".to_owned(), AttributeValue::S(key.replace("gpt", &format!("a-{number:04}"))));
+        raw.put(other).await;
+    }
+    let of = UsageOf::Entity(EntityId::new("acme").unwrap());
+    let query = UsageQuery { of, window: Window::Hour, range: Stamp::ZERO..Stamp::MAX };
+    let (mut paging, mut names) = (Paging::first(10).unwrap(), Vec::new());
+    for _ in 0..3 {
+        proxy.take_requests();
+        let page = store.usage(&query, &paging).await.unwrap();
+        names.extend(page.items.iter().map(|line| line.subject.resource.to_string()));
+        paging = paging.after(page.next.expect("there is more"));
+    }
+    assert_eq!(proxy.take_requests(), ["Query"]);
+    assert_eq!(names, (0..30).map(|number| format!("a-{number:04}")).collect::<Vec<_>>());
 }

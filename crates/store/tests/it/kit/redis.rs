@@ -71,3 +71,10 @@ pub(crate) async fn keys(
 ) -> Vec<String> {
     ask(connection, &["KEYS", &format!("tidegate:{{{namespace}}}:{prefix}*")]).await
 }
+
+/// The number of calls of a command, by the server's statistics.
+pub(crate) fn calls_in(stats: &str, command: &str) -> u64 {
+    let line = stats.lines().find(|line| line.starts_with(&format!("cmdstat_{command}:")));
+    let calls = line.and_then(|line| line.split(['=', ',']).nth(1)).and_then(|calls| calls.parse().ok());
+    calls.unwrap_or(0)
+}

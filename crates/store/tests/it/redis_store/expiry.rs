@@ -5,19 +5,21 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use tidegate_core::limit::lease::LeaseId;
 use tidegate_core::limit::name::ResourceName;
+use tidegate_core::limit::policy::OnExpiry;
 use tidegate_core::limit::rule::Limit;
 use tidegate_core::limit::usage::Window;
 use tidegate_core::time::Stamp;
 use tidegate_store::{
     Adjust, Buckets as _, Cancel, Draw, LeaseStatus, Ledger as _, Lookup, Paging, Policies as _,
-    RepairReport, Settle, Store as _, StoreError, UsageOf, UsageQuery,
+    RepairReport, Settle, Store as _, StoreError, Terms, UsageOf, UsageQuery,
 };
 
-use crate::kit::common::until_answered;
+use crate::kit::common::{OPEN, balance, draw_on, eventually, join_all, own, until_answered};
 use crate::kit::engine::{address, skip_without, unique};
 use crate::kit::proxy::{Proxy, local};
 use crate::kit::redis::{
-    REDIS, ask, connect, draw, granted, keys, levels, next_lease, options_at, settle, slow, subject,
+    NEVER_SWEPT, REDIS, ask, connect, draw, granted, keys, levels, next_lease, options_at, settle, slow,
+    subject,
 };
 
 #[tokio::test]
@@ -313,4 +315,33 @@ async fn foreign_value_in_an_ended_key_changes_nothing() {
     assert_eq!(used.iter().fold((0, 0), |sum, line| (sum.0 + line.0, sum.1 + line.1)), (3, 2));
     let seen = store.balances(&Lookup::Subjects(vec![subject("acme")])).await.unwrap();
     assert_eq!(seen.buckets[0].meters[0].consumed(), 3);
+}
+
+/// Regression: a sweep in the background ended at most 1,000 leases, and the next one began five seconds
+/// later: a namespace with more expiries than that fell behind for good.
+#[tokio::test]
+async fn one_sweep_ends_all_leases_that_are_due() {
+    skip_without!(REDIS);
+    let (namespace, url) = (unique("due"), address(REDIS));
+    let options = options_at(&url).namespace(&namespace);
+    let store = options.clone().swept_every(NEVER_SWEPT).open().await.unwrap();
+    let sweeping = options.swept_every(Duration::ZERO).open().await.unwrap();
+    let levels = own("acme", 10_000);
+    let terms = Terms { deadline: Duration::from_millis(1), on_expiry: OnExpiry::Return };
+    let draws: Vec<_> = (0..1_200).map(|_| draw_on(terms, &levels, 1)).collect();
+    let mut last = Stamp::ZERO;
+    for drawn in join_all(draws.iter().map(|draw| store.draw(draw)).collect()).await {
+        last = last.max(granted(drawn).at);
+    }
+    let mut connection = connect(&url).await;
+    let due = i64::try_from((last + terms.deadline).as_micros() / 1_000).unwrap();
+    eventually("all are due", async || millis(&mut connection).await > due).await;
+    // It starts one sweep, and its own lease stays.
+    granted(sweeping.draw(&draw_on(OPEN, &levels, 1)).await);
+    let open = format!("tidegate:{{{namespace}}}:open");
+    eventually("the sweep has ended them", async || {
+        ask::<u64>(&mut connection, &["ZCARD", &open]).await == 1
+    })
+    .await;
+    assert_eq!(balance(&store, "acme").await, Some((9_999, 1)));
 }

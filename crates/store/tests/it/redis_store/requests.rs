@@ -4,17 +4,16 @@ use tidegate_store::Buckets as _;
 
 use crate::kit::engine::{REDIS_SERVER, skip_without};
 use crate::kit::private_redis::Server;
-use crate::kit::redis::{NEVER_SWEPT, ask, connect, draw, granted, levels, options_at, settle, slow};
+use crate::kit::redis::{
+    NEVER_SWEPT, ask, calls_in, connect, draw, granted, levels, options_at, settle, slow,
+};
 
 /// Leases per test.
 const COUNT: u64 = 200;
 
 /// The number of calls of a command, by the server's statistics.
 async fn calls(connection: &mut redis::aio::MultiplexedConnection, command: &str) -> u64 {
-    let stats: String = ask(connection, &["INFO", "commandstats"]).await;
-    let line = stats.lines().find(|line| line.starts_with(&format!("cmdstat_{command}:")));
-    let calls = line.and_then(|line| line.split(['=', ',']).nth(1)).and_then(|calls| calls.parse().ok());
-    calls.unwrap_or(0)
+    calls_in(&ask::<String>(connection, &["INFO", "commandstats"]).await, command)
 }
 
 #[tokio::test]
