@@ -78,6 +78,8 @@ pub(crate) struct AttemptResult {
     pub(crate) reply: Reply,
     /// What the response head says about the host.
     pub(crate) kind: Kind,
+    /// Whether it may be the page's own failure, which counts against the host once.
+    pub(crate) is_of_page: bool,
     /// Whether a retry may succeed.
     pub(crate) is_retryable: bool,
     /// The host's `Retry-After`.
@@ -138,10 +140,11 @@ pub(crate) async fn attempt(client: Client, mut request: PageRequest, mut entry:
             let ended = if error.is_builder() { Completion::Unsent } else { ended };
             let class = Class::of(classes.classes(), ended);
             let outcome = class.outcome().took(start.elapsed());
-            entry.settle(host_outcome(outcome, request.has_failed));
+            let is_of_page = is_of_page(outcome, None);
+            entry.settle(host_outcome(outcome, is_of_page && request.has_failed));
             let (kind, is_retryable) = (outcome.kind(), class.is_retryable());
             let reply = Reply::Broken(why(&error));
-            return AttemptResult { reply, kind, is_retryable, hint: None, partial };
+            return AttemptResult { reply, kind, is_of_page, is_retryable, hint: None, partial };
         }
     };
     let latency = start.elapsed();
@@ -150,8 +153,9 @@ pub(crate) async fn attempt(client: Client, mut request: PageRequest, mut entry:
     // A hint counts from the response head, however long the body takes. A success without a hint is reported
     // only after its body has arrived.
     let is_recorded = outcome.kind() != Kind::Success || outcome.has_hint();
+    let is_of_page = is_of_page(outcome, Some(response.status()));
     if is_recorded {
-        entry.learn(host_outcome(outcome, request.has_failed));
+        entry.learn(host_outcome(outcome, is_of_page && request.has_failed));
     }
     let reply = match request.sink {
         Sink::Robots => robots(response).await,
@@ -184,12 +188,19 @@ pub(crate) async fn attempt(client: Client, mut request: PageRequest, mut entry:
     let is_broken = matches!(reply, Reply::Broken(_));
     entry.settle(if is_recorded || is_broken { Outcome::ignored() } else { outcome });
     let is_retryable = is_broken || class.is_retryable();
-    AttemptResult { reply, kind: outcome.kind(), is_retryable, hint: outcome.hint(), partial }
+    AttemptResult { reply, kind: outcome.kind(), is_of_page, is_retryable, hint: outcome.hint(), partial }
+}
+
+/// Whether a failure may be the page's own: not a 429, nor one with a hint.
+pub(crate) fn is_of_page(outcome: Outcome, status: Option<StatusCode>) -> bool {
+    let is_overload = outcome.kind() == Kind::Overload;
+    let is_rejection = outcome.has_hint() || status == Some(StatusCode::TOO_MANY_REQUESTS);
+    outcome.kind() == Kind::Failure || is_overload && !is_rejection
 }
 
 /// The outcome of a request for its host. A page that fails again says nothing new about the host.
-pub(crate) fn host_outcome(outcome: Outcome, has_failed: bool) -> Outcome {
-    if has_failed && outcome.kind() == Kind::Failure { Outcome::ignored() } else { outcome }
+pub(crate) fn host_outcome(outcome: Outcome, is_repeated: bool) -> Outcome {
+    if is_repeated { Outcome::ignored() } else { outcome }
 }
 
 /// Receives a page; returns what arrived of it if it breaks off.

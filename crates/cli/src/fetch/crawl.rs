@@ -261,6 +261,7 @@ impl Crawl {
                 let result = AttemptResult {
                     reply: Reply::Invalid(why),
                     kind: Kind::Ignored,
+                    is_of_page: false,
                     is_retryable: false,
                     hint: None,
                     partial: None,

@@ -388,10 +388,10 @@ impl Frontier {
         host.tally.attempts += 1;
         let is_error = matches!(result.kind, Kind::Failure | Kind::Overload) || result.is_retryable;
         host.tally.errors += u64::from(is_error);
-        host.on_response(result.kind, job.has_failed);
+        host.on_response(result.kind, result.is_of_page && job.has_failed);
         host.probe_place += u32::from(job.is_probe && result.kind == Kind::Failure);
         job.is_probe = false;
-        job.has_failed |= result.kind == Kind::Failure;
+        job.has_failed |= result.is_of_page;
         self.on_request_end(id);
         if !result.is_retryable || job.tries - job.rejections >= self.options.retry.attempts_max() {
             return Some(job);

@@ -7,7 +7,7 @@ use tidegate::{HttpClasses, Outcome, Random, Retry};
 use tokio::time::advance;
 
 use super::*;
-use crate::fetch::attempt::{Reply, host_outcome};
+use crate::fetch::attempt::{Reply, host_outcome, is_of_page};
 use crate::fetch::partial::Partial;
 use crate::fetch::robots::RobotsResponse;
 
@@ -310,10 +310,13 @@ async fn fetch(
             };
             let class = HttpClasses::default().read(status, &HeaderMap::new());
             let outcome = class.outcome().took(took);
-            entry.settle(if is_cut { Outcome::ignored() } else { host_outcome(outcome, job.has_failed) });
+            let is_of_page = is_of_page(outcome, Some(status));
+            let is_repeated = is_of_page && job.has_failed;
+            entry.settle(if is_cut { Outcome::ignored() } else { host_outcome(outcome, is_repeated) });
             let result = AttemptResult {
                 reply: Reply::Status(status.as_u16()),
                 kind: outcome.kind(),
+                is_of_page,
                 is_retryable: is_cut || class.is_retryable(),
                 hint: None,
                 partial: None,
@@ -375,7 +378,7 @@ fn number(job: &Job) -> usize {
 async fn six_broken_pages_do_not_stop_the_others() {
     const ERROR: StatusCode = StatusCode::INTERNAL_SERVER_ERROR;
     for at_once in [1, 8] {
-        for cut in [0, 3, 6] {
+        for (cut, error) in [(0, ERROR), (3, ERROR), (6, ERROR), (0, StatusCode::SERVICE_UNAVAILABLE)] {
             let (mut frontier, _root) = frontier(1.0, 600 * SECOND);
             frontier.gates = Gates::starting_at(10.0, None, at_once);
             frontier.options.retry = Retry::attempts(4);
@@ -383,11 +386,11 @@ async fn six_broken_pages_do_not_stop_the_others() {
             let began = Instant::now();
             let ended = fetch(&mut frontier, Duration::from_millis(50), |job| match number(job) {
                 page @ 40..46 if page - 40 < cut => Response::Cut,
-                40..46 => Response::Status(ERROR),
+                40..46 => Response::Status(error),
                 _ => Response::Status(StatusCode::OK),
             })
             .await;
-            let case = format!("{cut} cut, {at_once} at once");
+            let case = format!("{cut} cut, others {error}, {at_once} at once");
             assert_eq!(
                 (ended.iter().filter(|ended| is_good(ended)).count(), ended.len()),
                 (94, 100),

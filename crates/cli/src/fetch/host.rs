@@ -192,10 +192,10 @@ impl Host {
     }
 
     /// Counts a response. A series of failures ends with any response that is none, and each page counts once.
-    pub(crate) fn on_response(&mut self, kind: Kind, has_failed: bool) {
+    pub(crate) fn on_response(&mut self, kind: Kind, is_repeated: bool) {
         let now = Instant::now();
         self.failing = match kind {
-            Kind::Failure if has_failed => self.failing,
+            _ if is_repeated => self.failing,
             Kind::Failure | Kind::Overload => Some((self.failing.map_or(now, |(first, _)| first), now)),
             _ => None,
         };
