@@ -399,7 +399,8 @@ impl Frontier {
         // A rejected page always waits for its own hint; the throttle decides whether its host pauses too.
         let delay =
             self.options.retry.delays().delay(job.tries - 1, random).max(result.hint.unwrap_or_default());
-        if delay > self.options.patience {
+        // A page that has waited out its own hint may find all gates open, so the scheduler sees no wait.
+        if self.host(id).failing_for().saturating_add(delay) > self.options.patience {
             return Some(job);
         }
         self.enqueue_later(id, job, now + delay);

@@ -1,7 +1,7 @@
 //! The scheduler under paused time.
 
 use reqwest::StatusCode;
-use reqwest::header::HeaderMap;
+use reqwest::header::{HeaderMap, RETRY_AFTER};
 use tempfile::TempDir;
 use tidegate::{HttpClasses, Outcome, Random, Retry};
 use tokio::time::advance;
@@ -278,6 +278,8 @@ impl Limited {
 /// The response to a request of a simulated fetch.
 enum Response {
     Status(StatusCode),
+    /// A rejection with `Retry-After`, in seconds.
+    Rejection(StatusCode, u64),
     /// A good head, and a body that breaks off.
     Cut,
 }
@@ -304,11 +306,16 @@ async fn fetch(
         }
         advance(took).await;
         for (Start { host, job, entry }, response) in responses {
+            let mut headers = HeaderMap::new();
             let (status, is_cut) = match response {
                 Response::Cut => (StatusCode::OK, true),
                 Response::Status(status) => (status, false),
+                Response::Rejection(status, seconds) => {
+                    headers.insert(RETRY_AFTER, seconds.into());
+                    (status, false)
+                }
             };
-            let class = HttpClasses::default().read(status, &HeaderMap::new());
+            let class = HttpClasses::default().read(status, &headers);
             let outcome = class.outcome().took(took);
             let is_of_page = is_of_page(outcome, Some(status));
             let is_repeated = is_of_page && job.has_failed;
@@ -318,7 +325,7 @@ async fn fetch(
                 kind: outcome.kind(),
                 is_of_page,
                 is_retryable: is_cut || class.is_retryable(),
-                hint: None,
+                hint: outcome.hint(),
                 partial: None,
             };
             let Some(job) = frontier.on_attempt_end(host, job, &result, &mut random) else { continue };
@@ -489,6 +496,26 @@ async fn large_broken_block_does_not_stop_the_others() {
             let good = ended.iter().filter(|ended| is_good(ended)).count();
             assert_eq!((good, ended.len()), (100, 160), "{one:?} and {two:?}, {at_once} at once");
         }
+    }
+}
+
+/// A page that had waited out its own `Retry-After` found every gate open, and was requested for hours.
+#[tokio::test(start_paused = true)]
+async fn page_that_is_always_rejected_ends() {
+    for status in [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE] {
+        let (mut frontier, _root) = frontier(1.0, 600 * SECOND);
+        frontier.gates = Gates::starting_at(10.0, None, 8);
+        add(&mut frontier, "a", 1);
+        let began = Instant::now();
+        let ended = fetch(&mut frontier, Duration::from_millis(50), |_| match began.elapsed() {
+            // Only to end the test if the page does not end before.
+            elapsed if elapsed > 7_200 * SECOND => Response::Status(StatusCode::OK),
+            _ => Response::Rejection(status, 60),
+        })
+        .await;
+        assert_eq!((ended.len(), ended.iter().any(is_good)), (1, false), "{status}");
+        let took = began.elapsed();
+        assert!(took > 500 * SECOND && took < 660 * SECOND, "{status}: {took:?}");
     }
 }
 
