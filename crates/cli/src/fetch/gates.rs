@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use tidegate::config::Origin;
 use tidegate::{
-    Authority, Config, ConfigError, Cost, Gate, GateName, InvalidKeyedOptions, Keyed, Outcome, Pace, Permit,
-    Refused, Retry, Snapshot, State, Throttle,
+    Authority, Config, ConfigError, Controller, Cost, Draft, Gate, GateName,
+    InvalidKeyedOptions, Keyed, Outcome, Pace, Permit, Refused, Retry, Snapshot, State, Throttle,
 };
 
 use crate::failure::Failure;
@@ -189,10 +189,16 @@ impl Gates {
         let throttle = self.hosts.throttle(host);
         let span = span.max(throttle.snapshot().interval);
         // A span out of bounds is replaced by the longest valid one.
-        let spaced = |span| throttle.retune(|draft| draft.pace = Some(Pace::every(span)));
-        if spaced(span).is_err() {
-            drop(spaced(PAUSE_MAX));
-        }
+        let is_spaced = [span, PAUSE_MAX].map(Pace::every).into_iter().any(|pace| {
+            let spaced = |draft: &mut Draft| draft.pace = Some(pace);
+            // A brake that moved nothing but the pace has no range left, and is refused.
+            let fixed = |draft: &mut Draft| {
+                *draft = draft.clone().controlled_by(Controller::Fixed);
+                spaced(draft);
+            };
+            throttle.retune(spaced).or_else(|_| throttle.retune(fixed)).is_ok()
+        });
+        debug_assert!(is_spaced, "a delay of robots.txt has no effect");
         throttle
     }
 
@@ -293,6 +299,34 @@ mod tests {
             gates.try_enter(&third).unwrap().settle(Outcome::failure());
         }
         assert!(matches!(gates.try_enter(&third), Err(Wait::Circuit(_))));
+    }
+
+    /// A brake without a range is refused, and the refusal was ignored.
+    #[tokio::test(start_paused = true)]
+    async fn delay_of_robots_txt_applies_to_any_controller() {
+        const LONG: Duration = Duration::from_hours(9_000);
+        for (file, span, wanted) in [
+            ("", 5, 5),
+            ("controller = 'fixed'\nslots.max = 4", 5, 5),
+            (
+                "controller = 'brake'\nslots = { min = 1, max = 4 }\npace = { interval_min = '1s', interval_max = '1m' }",
+                5,
+                5,
+            ),
+            (
+                "controller = 'brake'\nslots = { min = 4, max = 4 }\npace = { interval_min = '1s', interval_max = '1m' }",
+                5,
+                5,
+            ),
+            ("", LONG.as_secs(), PAUSE_MAX.as_secs()),
+        ] {
+            let config = Config::from_toml(file).unwrap();
+            let gates = Gates::new(config, &LimitOptions::default()).unwrap().0;
+            let _held = gates.space(&host(), Duration::from_secs(span));
+            assert!(gates.try_enter(&host()).is_ok(), "{file}");
+            let wanted = Wait::Pause(Duration::from_secs(wanted));
+            assert_eq!(gates.try_enter(&host()).unwrap_err(), wanted, "{file}");
+        }
     }
 
     #[test]
