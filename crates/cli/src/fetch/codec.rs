@@ -142,11 +142,11 @@ pub(crate) fn summary(summary: &Summary) -> String {
         let mut host = tally(&line.tally);
         host["host"] = json!(line.host);
         host["per_second"] = json!(line.per_second);
-        host["limit_per_second"] = json!(line.limit);
+        host["limit_per_second"] = json!(line.throttle.limit);
         host["limited_by"] = json!(line.limited_by.map(|limit| limit.to_string()));
         host["limited_by_rate_max"] = json!(line.limited_by.is_some_and(UserLimit::is_rate_max));
-        host["circuit"] = json!(line.circuit.map(circuit_word));
-        host["latency_p95_ms"] = json!(line.latency_p95.map(|latency| latency.as_secs_f64() * 1e3));
+        host["circuit"] = json!(line.throttle.circuit.map(circuit_word));
+        host["latency_p95_ms"] = json!(line.throttle.latency_p95.map(|latency| latency.as_secs_f64() * 1e3));
         host["error_rate"] = json!(line.error_rate());
         host["gave_up"] = json!(line.gave_up);
         host

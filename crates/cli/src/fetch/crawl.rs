@@ -9,7 +9,7 @@ use std::time::Duration;
 use reqwest::header::HeaderMap;
 use reqwest::{Client, Url};
 use signal_hook::consts::{SIGHUP, SIGQUIT};
-use tidegate::{Kind, PerSecond, Random};
+use tidegate::{Kind, Random};
 use tokio::sync::mpsc::Receiver;
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
@@ -371,16 +371,12 @@ impl Crawl {
             // n requests span n - 1 intervals.
             let per_second =
                 span.filter(|span| *span > 0.0).map(|span| per(host.tally.attempts.saturating_sub(1), span));
-            let view = self.frontier.gates.view(&host.authority);
-            let view = view.as_ref();
             hosts.push(HostLine {
                 host: host.authority.to_string(),
                 tally: host.tally,
                 per_second,
-                limit: view.and_then(|view| view.rate).map(PerSecond::as_f64),
                 limited_by: host.limited_by,
-                circuit: view.and_then(|view| view.circuit).map(|circuit| circuit.state),
-                latency_p95: view.and_then(|view| view.latency_p95),
+                throttle: self.frontier.throttle_state(host),
                 gave_up: host.gave_up.clone(),
             });
         }

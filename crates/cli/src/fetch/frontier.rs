@@ -17,7 +17,7 @@ use super::address::{Address, Key};
 use super::attempt::AttemptResult;
 use super::file_name::file_name;
 use super::folder::Folder;
-use super::gates::{Entry, Gates, Wait};
+use super::gates::{Entry, Gates, ThrottleState, Wait};
 use super::host::{Host, Job, JobKind, Page, RunState};
 use super::result::{PageFailure, PageOutcome, PageResult, SkipReason};
 use super::robots::RobotsRules;
@@ -415,6 +415,11 @@ impl Frontier {
         self.finished.push(PageResult { url, host, key, attempts, partial, outcome });
     }
 
+    /// What the summary shows of a host's throttle.
+    pub(crate) fn throttle_state(&self, host: &Host) -> ThrottleState {
+        self.gates.state(&host.authority).or(host.throttle_state).unwrap_or_default()
+    }
+
     /// Empties the queues when the fetch stops. Pages of which a part has arrived end, so that the next run
     /// requests the rest.
     pub(crate) fn stop(&mut self) {
@@ -517,9 +522,11 @@ impl Frontier {
     /// Marks a host idle and so evictable, if it is not queued and has no state beyond rules and counts.
     pub(crate) fn mark_idle(&mut self, id: HostId) {
         let ticket = self.number();
-        let host = self.host(id);
+        let Self { hosts, gates, .. } = self;
+        let Some(host) = hosts[id].as_mut() else { unreachable!("a host with work is never evicted") };
         if host.state == RunState::Idle && host.is_idle() {
             host.ticket = ticket;
+            host.throttle_state = gates.state(&host.authority).or(host.throttle_state);
             self.idle.push_back((id, ticket));
             self.evict();
         }

@@ -182,6 +182,32 @@ async fn idle_hosts_are_bounded_and_keep_their_counts() {
     assert!(frontier.hosts.len() <= HOSTS_MAX + 1 && frontier.is_empty());
 }
 
+/// The summary had no rate, circuit and latency of a host that had ended minutes before.
+#[tokio::test(start_paused = true)]
+async fn evicted_throttle_is_summarized() {
+    let (mut frontier, _root) = frontier(1e6, SECOND);
+    add(&mut frontier, "early", 1);
+    let (_, first) = start(&mut frontier).expect("it is new");
+    let early = first.host;
+    over(&mut frontier, first, Outcome::success().took(SECOND));
+    keep(&mut frontier);
+    let state =
+        |frontier: &Frontier| frontier.throttle_state(frontier.hosts[early].as_ref().expect("it is cached"));
+    let before = state(&frontier);
+    assert!(before.limit.is_some() && before.circuit.is_some() && before.latency_p95.is_some(), "{before:?}");
+    // Each new key examines some of the old ones.
+    for number in 0..1_000 {
+        advance(SECOND).await;
+        add(&mut frontier, &format!("h{number}"), 1);
+        let (_, start) = start(&mut frontier).expect("it is new");
+        over(&mut frontier, start, Outcome::success());
+        keep(&mut frontier);
+    }
+    let authority = frontier.host(early).authority.clone();
+    assert_eq!(frontier.gates.view(&authority), None, "it was evicted");
+    assert_eq!(state(&frontier), before);
+}
+
 #[tokio::test(start_paused = true)]
 async fn hosts_reached_by_redirects_are_evicted_too() {
     let (mut frontier, _root) = frontier(1e6, SECOND);

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use tidegate::config::Origin;
 use tidegate::{
-    Authority, Config, ConfigError, Controller, Cost, Draft, Gate, GateName,
-    InvalidKeyedOptions, Keyed, Outcome, Pace, Permit, Refused, Retry, Snapshot, State, Throttle,
+    Authority, CircuitState, Config, ConfigError, Controller, Cost, Draft, Gate, GateName,
+    InvalidKeyedOptions, Keyed, Outcome, Pace, PerSecond, Permit, Refused, Retry, Snapshot, State, Throttle,
 };
 
 use crate::failure::Failure;
@@ -112,6 +112,16 @@ pub(crate) struct Entry {
     permit: Permit<'static>,
 }
 
+/// What the summary shows of a host's throttle.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct ThrottleState {
+    /// The rate that it has reached.
+    pub(crate) limit: Option<f64>,
+    pub(crate) circuit: Option<CircuitState>,
+    /// The 95th percentile latency of recent responses.
+    pub(crate) latency_p95: Option<Duration>,
+}
+
 /// Why a request to a host has to wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wait {
@@ -200,6 +210,16 @@ impl Gates {
         });
         debug_assert!(is_spaced, "a delay of robots.txt has no effect");
         throttle
+    }
+
+    /// What the summary shows of a host's throttle; `None` if it was evicted.
+    pub(crate) fn state(&self, host: &Authority) -> Option<ThrottleState> {
+        let view = self.view(host)?;
+        Some(ThrottleState {
+            limit: view.rate.map(PerSecond::as_f64),
+            circuit: view.circuit.map(|circuit| circuit.state),
+            latency_p95: view.latency_p95,
+        })
     }
 
     /// The state of a host's throttle.
