@@ -1,9 +1,10 @@
 //! One request: sends it, reads the response and writes its page to a part. It records the outcome for the
 //! host; the caller decides what follows.
 
-use std::error::Error as _;
+use std::error::Error;
 use std::fs;
 use std::io;
+use std::iter;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -29,6 +30,8 @@ const BODY_MIN: usize = 4 << 10;
 const BODY_SPAN: Duration = Duration::from_mins(1);
 /// A body is synced and journaled after so many bytes: a kill loses no more of it.
 const JOURNAL_SPAN: u64 = 16 << 20;
+/// After so many requests in a row of which nothing arrived, the rest is no longer requested.
+const EMPTY_RESTS_MAX: u32 = 2;
 
 /// A request.
 #[derive(Debug)]
@@ -221,6 +224,7 @@ async fn page(mut response: Response, sink: &PageSink, resumed: Option<Partial>)
         Err(error) => return (Reply::Disk(error), None),
     };
     if response.content_length().is_some_and(|bytes| part.bytes().saturating_add(bytes) > sink.bytes_max) {
+        part.discard();
         return (Reply::TooLarge, None);
     }
     let validator = resumed.as_ref().map(|partial| partial.validator.clone()).or(validator);
@@ -229,20 +233,23 @@ async fn page(mut response: Response, sink: &PageSink, resumed: Option<Partial>)
         match response.chunk().await {
             Ok(Some(chunk)) if flow.is_too_slow(chunk.len()) => break (TOO_SLOW.to_owned(), false),
             Ok(Some(chunk)) if part.bytes() + chunk.len() as u64 > sink.bytes_max => {
+                part.discard();
                 return (Reply::TooLarge, None);
             }
             Ok(Some(chunk)) => {
-                let mut written = part.push(&chunk).await;
+                if let Err(error) = part.push(&chunk).await {
+                    return (Reply::Disk(error), None);
+                }
                 if let Some(validator) = validator.as_ref().filter(|_| part.bytes() - synced >= JOURNAL_SPAN)
                 {
-                    written = written.and(part.sync().await);
+                    // Only bytes on the disk may be journaled.
+                    if let Err(error) = part.keep().await {
+                        return (Reply::Disk(error), None);
+                    }
                     synced = part.bytes();
-                    let (url, validator) = (response.url().clone(), validator.clone());
-                    sink.journal
-                        .write(&sink.page, Partial { part: name.clone(), bytes: synced, url, validator });
-                }
-                if let Err(error) = written {
-                    return (Reply::Disk(error), None);
+                    let (part, url, validator) = (name.clone(), response.url().clone(), validator.clone());
+                    let partial = Partial { part, bytes: synced, url, validator, empty_rests: 0 };
+                    sink.journal.write(&sink.page, partial);
                 }
             }
             Ok(None) => {
@@ -251,22 +258,20 @@ async fn page(mut response: Response, sink: &PageSink, resumed: Option<Partial>)
                     Err(error) => (Reply::Disk(error), None),
                 };
             }
-            // An error of the connection has another cause than that of a decoder.
-            Err(error) => {
-                let is_undecodable =
-                    error.source().and_then(|cause| cause.downcast_ref::<io::Error>()).is_some();
-                break (why(&error), is_undecodable);
-            }
+            Err(error) => break (why(&error), is_undecodable(&error)),
         }
     };
-    if resumed.as_ref().is_some_and(|partial| is_undecodable || part.bytes() == partial.bytes) {
+    let empty = resumed.as_ref().filter(|partial| part.bytes() == partial.bytes);
+    let empty_rests = empty.map_or(0, |partial| partial.empty_rests + 1);
+    if resumed.is_some() && is_undecodable || empty_rests >= EMPTY_RESTS_MAX {
         // The same rest would arrive again: the page starts from the beginning.
+        part.discard();
         return (Reply::Broken(why), None);
     }
     let Some(validator) = validator else { return (Reply::Broken(why), None) };
     let (bytes, url) = (part.bytes(), response.url().clone());
     match part.keep().await {
-        Ok(true) => (Reply::Broken(why), Some(Partial { part: name, bytes, url, validator })),
+        Ok(true) => (Reply::Broken(why), Some(Partial { part: name, bytes, url, validator, empty_rests })),
         Ok(false) => (Reply::Broken(why), None),
         Err(error) => (Reply::Disk(error), None),
     }
@@ -380,12 +385,19 @@ pub(crate) fn status_text(status: u16) -> String {
     format!("status {status}{}", reason.map(|reason| format!(" {reason}")).unwrap_or_default())
 }
 
+/// Whether a body arrived and cannot be decoded: the cause is an I/O error, and that of a lost connection
+/// hyper's.
+fn is_undecodable(error: &reqwest::Error) -> bool {
+    let mut causes = iter::successors(error.source(), |&cause| cause.source());
+    causes.find(|cause| !cause.is::<reqwest::Error>()).is_some_and(<dyn Error>::is::<io::Error>)
+}
+
 /// An error in one line: the innermost cause is the most specific.
 fn why(error: &reqwest::Error) -> String {
     if error.is_timeout() {
         return "timed out".to_owned();
     }
-    let mut cause: &dyn std::error::Error = error;
+    let mut cause: &dyn Error = error;
     while let Some(next) = cause.source() {
         cause = next;
     }

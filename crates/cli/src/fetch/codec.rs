@@ -39,6 +39,7 @@ fn partial(value: &Value) -> Option<Partial> {
         bytes: value["bytes"].as_u64()?,
         url: value["url"].as_str()?.parse().ok()?,
         validator: value["validator"].as_str()?.to_owned(),
+        empty_rests: 0,
     })
 }
 
@@ -65,7 +66,7 @@ pub(crate) fn write_partial(to: &mut impl Write, page: &Url, partial: &Partial) 
 }
 
 fn partial_value(partial: &Partial) -> Value {
-    let Partial { part, bytes, url, validator } = partial;
+    let Partial { part, bytes, url, validator, empty_rests: _ } = partial;
     json!({ "part": part, "bytes": bytes, "url": url.as_str(), "validator": validator })
 }
 

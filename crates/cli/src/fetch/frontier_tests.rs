@@ -569,7 +569,7 @@ async fn stop_ends_queued_pages_that_have_a_part() {
     let queues = ["due", "retries", "started", "without a part"];
     for (Start { host, mut job, .. }, queue) in starts.into_iter().zip(queues) {
         let (part, url) = (queue.to_owned(), job.at.url.clone());
-        let partial = Partial { part, bytes: 1, url, validator: String::new() };
+        let partial = Partial { part, bytes: 1, url, validator: String::new(), empty_rests: 0 };
         job.partial = (queue != "without a part").then_some(partial);
         job.tries = u32::from(queue != "started");
         match queue {
