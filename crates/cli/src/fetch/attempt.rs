@@ -131,10 +131,12 @@ pub(crate) async fn attempt(client: Client, mut request: PageRequest, mut entry:
     let classes = HttpClasses::default();
     let start = Instant::now();
     let mut partial = match &mut request.sink {
-        Sink::Page(sink) => sink.partial.take().filter(|partial| partial.url == request.url),
+        Sink::Page(sink) => sink.partial.take(),
         Sink::Robots => None,
     };
-    let range = partial.as_ref().and_then(Partial::headers).unwrap_or_default();
+    // What came from another address is kept: this one may redirect there.
+    let is_from_here = partial.as_ref().is_some_and(|partial| partial.url == request.url);
+    let range = partial.as_ref().filter(|_| is_from_here).and_then(Partial::headers).unwrap_or_default();
     let mut response = match client.get(request.url).headers(request.headers).headers(range).send().await {
         Ok(response) => response,
         Err(error) => {
@@ -164,13 +166,13 @@ pub(crate) async fn attempt(client: Client, mut request: PageRequest, mut entry:
         Sink::Robots => robots(response).await,
         Sink::Page(_) if is_redirect(response.status()) => redirected(response).await,
         Sink::Page(sink) => {
-            let is_rest = partial
-                .as_ref()
-                .is_some_and(|partial| partial.is_continued_by(response.status(), response.headers()));
+            let is_continued =
+                |partial: &Partial| partial.is_continued_by(response.status(), response.headers());
+            let is_rest = is_from_here && partial.as_ref().is_some_and(is_continued);
             let is_whole = is_whole(response.status());
             // The page has changed, or the server does not support ranges: it starts from the beginning.
             let is_ranged = [StatusCode::PARTIAL_CONTENT, StatusCode::RANGE_NOT_SATISFIABLE];
-            let is_unfit = is_whole || !is_rest && is_ranged.contains(&response.status());
+            let is_unfit = is_whole || is_from_here && !is_rest && is_ranged.contains(&response.status());
             let old = if is_unfit { partial.take() } else { None };
             if let Some(old) = &old {
                 sink.remove(old);

@@ -15,7 +15,7 @@ use super::tally::{Summary, Tally};
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum JournalLine {
     /// A fetched page.
-    Done { part: String, file: String },
+    Done { url: String, part: String, file: String },
     /// A page that was requested and failed, or that was in progress.
     Failed { url: String, partial: Option<Partial> },
 }
@@ -25,7 +25,7 @@ pub(crate) fn journaled(line: &[u8]) -> Option<JournalLine> {
     let line: Value = serde_json::from_slice(line).ok()?;
     let text = |name: &str| line[name].as_str().map(str::to_owned);
     match line["outcome"].as_str()? {
-        "done" => Some(JournalLine::Done { part: text("part")?, file: text("file")? }),
+        "done" => Some(JournalLine::Done { url: text("url")?, part: text("part")?, file: text("file")? }),
         "failed" | "partial" if line["attempts"] != 0 => {
             Some(JournalLine::Failed { url: text("url")?, partial: partial(&line["partial"]) })
         }
@@ -163,6 +163,6 @@ pub(crate) fn summary(summary: &Summary) -> String {
 
 /// The minimal journal line of a fetched page.
 #[cfg(test)]
-pub(crate) fn done_line(part: &str, file: &str) -> String {
-    json!({ "outcome": "done", "part": part, "file": file }).to_string() + "\n"
+pub(crate) fn done_line(url: &str, part: &str, file: &str) -> String {
+    json!({ "url": url, "outcome": "done", "part": part, "file": file }).to_string() + "\n"
 }

@@ -219,6 +219,32 @@ fn rest_of_a_truncated_body_is_requested() {
     assert!(resumed.head.contains("accept-encoding: identity\r\n"), "{}", resumed.head);
 }
 
+/// The next run asked the requested address without a range, dropped the part, and began from zero.
+#[test]
+fn rest_of_a_redirected_page_is_requested() {
+    let (dir, log) = (FetchDir::new(), Log::default());
+    let body: Vec<u8> = (0..3_000_000_u32).map(|number| number.to_le_bytes()[1]).collect();
+    let whole = body.clone();
+    let upstream = Upstream::start(&log, move |seen| match (seen.path.as_str(), seen.range_start()) {
+        ("/a.bin", _) => Reply::moved("/there.bin"),
+        (_, 0) => Reply::page(&whole[..]).header("etag", "\"v1\"").cut(),
+        (_, from) => {
+            let range = format!("bytes {from}-2999999/3000000");
+            Reply::page(&whole[from..]).with_status(206).header("content-range", range)
+        }
+    });
+    let urls = [upstream.url("/a.bin")];
+    assert_eq!(dir.fast(&["--ignore-robots", "--tries", "1"], &urls).code, 4);
+    assert_eq!(dir.parts(), 1, "it is kept for the next run");
+    let run = dir.fast(&["--ignore-robots"], &urls);
+    assert_eq!((run.code, dir.parts()), (0, 0), "{run:?}");
+    assert!(dir.file(&upstream, "a.bin").is_some_and(|file| file == body));
+    let seen = upstream.seen();
+    let seen: Vec<_> = seen.iter().map(|seen| (seen.path.as_str(), seen.range_start() > 0)).collect();
+    let wanted = [("/a.bin", false), ("/there.bin", false), ("/a.bin", false), ("/there.bin", true)];
+    assert_eq!(seen, wanted);
+}
+
 /// The same rest was requested again and again.
 #[test]
 fn unusable_rest_restarts_the_page() {
