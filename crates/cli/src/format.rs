@@ -80,6 +80,12 @@ pub(crate) fn duration(duration: Duration) -> String {
     Rounded(duration).to_string()
 }
 
+/// A latency, with a decimal of a millisecond below 10 ms: `1.4ms`.
+pub(crate) fn latency(latency: Duration) -> String {
+    const EXACT_BELOW: Duration = Duration::from_millis(10);
+    if latency < EXACT_BELOW { format!("{:.1}ms", latency.as_secs_f64() * 1e3) } else { duration(latency) }
+}
+
 /// Rewrites the wait at the end of a refusal from the library or a server in the form of [`duration`].
 pub(crate) fn rewrite_wait(sentence: &str, retry_after: Option<Duration>) -> String {
     const WAIT: &str = "; retry after ";
@@ -158,6 +164,13 @@ mod tests {
         ];
         for (word, shown) in table {
             assert_eq!(shell_word(word), shown);
+        }
+    }
+
+    #[test]
+    fn short_latency_has_a_decimal() {
+        for (micros, text) in [(0, "0.0ms"), (1_420, "1.4ms"), (12_001, "13ms"), (61_000_000, "1m1s")] {
+            assert_eq!(latency(Duration::from_micros(micros)), text);
         }
     }
 

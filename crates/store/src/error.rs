@@ -4,6 +4,7 @@ use std::error::Error;
 use std::time::Duration;
 
 use thiserror::Error;
+use tidegate_core::duration::Rounded;
 use tidegate_core::limit::entity::InvalidEntity;
 use tidegate_core::limit::lease::{Ending, LeaseId};
 use tidegate_core::limit::name::EntityId;
@@ -25,7 +26,7 @@ pub enum StoreError {
         source: Option<Box<dyn Error + Send + Sync>>,
     },
     /// The engine did not respond in time. The call may have been applied.
-    #[error("the store did not respond within {millis} ms")]
+    #[error("the store did not respond within {}", Rounded(Duration::from_millis(*millis)))]
     TimedOut {
         /// The timeout.
         millis: u64,

@@ -50,8 +50,8 @@ async fn invalid_dynamodb_address_is_rejected() {
         ("dynamodb://", "`dynamodb://` names no table: write dynamodb://TABLE"),
         ("dynamodb://limits?timeout_ms=soon", "timeout_ms is `soon`, which is not a number of milliseconds"),
         ("dynamodb://limits?deadline_ms=1h", "deadline_ms is `1h`, outside 1..=60000 milliseconds"),
-        ("dynamodb://limits?rejections_ms=5000", "rejections for 5000 ms, outside 0..=1000"),
-        ("dynamodb://limits?region=x&timeout_ms=0", "`timeout` is 0 s, and must be longer"),
+        ("dynamodb://limits?rejections_ms=5000", "rejections for 5s, and must be from 0s to 1s"),
+        ("dynamodb://limits?region=x&timeout_ms=0", "`timeout` is 0s, and must be longer"),
         (
             "dynamodb://limits?table=x",
             "`dynamodb://limits?table=x` has no option `table`; expected namespace, region, endpoint, \

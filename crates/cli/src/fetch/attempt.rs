@@ -1,9 +1,10 @@
 //! One request: sends it, reads the response and writes its page to a part. It records the outcome for the
 //! host; the caller decides what follows.
 
-use std::error::Error as _;
+use std::error::Error;
 use std::fs;
 use std::io;
+use std::iter;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -29,6 +30,8 @@ const BODY_MIN: usize = 4 << 10;
 const BODY_SPAN: Duration = Duration::from_mins(1);
 /// A body is synced and journaled after so many bytes: a kill loses no more of it.
 const JOURNAL_SPAN: u64 = 16 << 20;
+/// After so many requests in a row of which nothing arrived, the rest is no longer requested.
+const EMPTY_RESTS_MAX: u32 = 2;
 
 /// A request.
 #[derive(Debug)]
@@ -78,6 +81,8 @@ pub(crate) struct AttemptResult {
     pub(crate) reply: Reply,
     /// What the response head says about the host.
     pub(crate) kind: Kind,
+    /// Whether it may be the page's own failure, which counts against the host once.
+    pub(crate) is_of_page: bool,
     /// Whether a retry may succeed.
     pub(crate) is_retryable: bool,
     /// The host's `Retry-After`.
@@ -126,10 +131,12 @@ pub(crate) async fn attempt(client: Client, mut request: PageRequest, mut entry:
     let classes = HttpClasses::default();
     let start = Instant::now();
     let mut partial = match &mut request.sink {
-        Sink::Page(sink) => sink.partial.take().filter(|partial| partial.url == request.url),
+        Sink::Page(sink) => sink.partial.take(),
         Sink::Robots => None,
     };
-    let range = partial.as_ref().and_then(Partial::headers).unwrap_or_default();
+    // What came from another address is kept: this one may redirect there.
+    let is_from_here = partial.as_ref().is_some_and(|partial| partial.url == request.url);
+    let range = partial.as_ref().filter(|_| is_from_here).and_then(Partial::headers).unwrap_or_default();
     let mut response = match client.get(request.url).headers(request.headers).headers(range).send().await {
         Ok(response) => response,
         Err(error) => {
@@ -138,10 +145,11 @@ pub(crate) async fn attempt(client: Client, mut request: PageRequest, mut entry:
             let ended = if error.is_builder() { Completion::Unsent } else { ended };
             let class = Class::of(classes.classes(), ended);
             let outcome = class.outcome().took(start.elapsed());
-            entry.settle(host_outcome(outcome, request.has_failed));
+            let is_of_page = is_of_page(outcome, None);
+            entry.settle(host_outcome(outcome, is_of_page && request.has_failed));
             let (kind, is_retryable) = (outcome.kind(), class.is_retryable());
             let reply = Reply::Broken(why(&error));
-            return AttemptResult { reply, kind, is_retryable, hint: None, partial };
+            return AttemptResult { reply, kind, is_of_page, is_retryable, hint: None, partial };
         }
     };
     let latency = start.elapsed();
@@ -150,20 +158,21 @@ pub(crate) async fn attempt(client: Client, mut request: PageRequest, mut entry:
     // A hint counts from the response head, however long the body takes. A success without a hint is reported
     // only after its body has arrived.
     let is_recorded = outcome.kind() != Kind::Success || outcome.has_hint();
+    let is_of_page = is_of_page(outcome, Some(response.status()));
     if is_recorded {
-        entry.learn(host_outcome(outcome, request.has_failed));
+        entry.learn(host_outcome(outcome, is_of_page && request.has_failed));
     }
     let reply = match request.sink {
         Sink::Robots => robots(response).await,
         Sink::Page(_) if is_redirect(response.status()) => redirected(response).await,
         Sink::Page(sink) => {
-            let is_rest = partial
-                .as_ref()
-                .is_some_and(|partial| partial.is_continued_by(response.status(), response.headers()));
+            let is_continued =
+                |partial: &Partial| partial.is_continued_by(response.status(), response.headers());
+            let is_rest = is_from_here && partial.as_ref().is_some_and(is_continued);
             let is_whole = is_whole(response.status());
             // The page has changed, or the server does not support ranges: it starts from the beginning.
             let is_ranged = [StatusCode::PARTIAL_CONTENT, StatusCode::RANGE_NOT_SATISFIABLE];
-            let is_unfit = is_whole || !is_rest && is_ranged.contains(&response.status());
+            let is_unfit = is_whole || is_from_here && !is_rest && is_ranged.contains(&response.status());
             let old = if is_unfit { partial.take() } else { None };
             if let Some(old) = &old {
                 sink.remove(old);
@@ -184,12 +193,19 @@ pub(crate) async fn attempt(client: Client, mut request: PageRequest, mut entry:
     let is_broken = matches!(reply, Reply::Broken(_));
     entry.settle(if is_recorded || is_broken { Outcome::ignored() } else { outcome });
     let is_retryable = is_broken || class.is_retryable();
-    AttemptResult { reply, kind: outcome.kind(), is_retryable, hint: outcome.hint(), partial }
+    AttemptResult { reply, kind: outcome.kind(), is_of_page, is_retryable, hint: outcome.hint(), partial }
+}
+
+/// Whether a failure may be the page's own: not a 429, nor one with a hint.
+pub(crate) fn is_of_page(outcome: Outcome, status: Option<StatusCode>) -> bool {
+    let is_overload = outcome.kind() == Kind::Overload;
+    let is_rejection = outcome.has_hint() || status == Some(StatusCode::TOO_MANY_REQUESTS);
+    outcome.kind() == Kind::Failure || is_overload && !is_rejection
 }
 
 /// The outcome of a request for its host. A page that fails again says nothing new about the host.
-pub(crate) fn host_outcome(outcome: Outcome, has_failed: bool) -> Outcome {
-    if has_failed && outcome.kind() == Kind::Failure { Outcome::ignored() } else { outcome }
+pub(crate) fn host_outcome(outcome: Outcome, is_repeated: bool) -> Outcome {
+    if is_repeated { Outcome::ignored() } else { outcome }
 }
 
 /// Receives a page; returns what arrived of it if it breaks off.
@@ -210,6 +226,7 @@ async fn page(mut response: Response, sink: &PageSink, resumed: Option<Partial>)
         Err(error) => return (Reply::Disk(error), None),
     };
     if response.content_length().is_some_and(|bytes| part.bytes().saturating_add(bytes) > sink.bytes_max) {
+        part.discard();
         return (Reply::TooLarge, None);
     }
     let validator = resumed.as_ref().map(|partial| partial.validator.clone()).or(validator);
@@ -218,20 +235,23 @@ async fn page(mut response: Response, sink: &PageSink, resumed: Option<Partial>)
         match response.chunk().await {
             Ok(Some(chunk)) if flow.is_too_slow(chunk.len()) => break (TOO_SLOW.to_owned(), false),
             Ok(Some(chunk)) if part.bytes() + chunk.len() as u64 > sink.bytes_max => {
+                part.discard();
                 return (Reply::TooLarge, None);
             }
             Ok(Some(chunk)) => {
-                let mut written = part.push(&chunk).await;
+                if let Err(error) = part.push(&chunk).await {
+                    return (Reply::Disk(error), None);
+                }
                 if let Some(validator) = validator.as_ref().filter(|_| part.bytes() - synced >= JOURNAL_SPAN)
                 {
-                    written = written.and(part.sync().await);
+                    // Only bytes on the disk may be journaled.
+                    if let Err(error) = part.keep().await {
+                        return (Reply::Disk(error), None);
+                    }
                     synced = part.bytes();
-                    let (url, validator) = (response.url().clone(), validator.clone());
-                    sink.journal
-                        .write(&sink.page, Partial { part: name.clone(), bytes: synced, url, validator });
-                }
-                if let Err(error) = written {
-                    return (Reply::Disk(error), None);
+                    let (part, url, validator) = (name.clone(), response.url().clone(), validator.clone());
+                    let partial = Partial { part, bytes: synced, url, validator, empty_rests: 0 };
+                    sink.journal.write(&sink.page, partial);
                 }
             }
             Ok(None) => {
@@ -240,22 +260,20 @@ async fn page(mut response: Response, sink: &PageSink, resumed: Option<Partial>)
                     Err(error) => (Reply::Disk(error), None),
                 };
             }
-            // An error of the connection has another cause than that of a decoder.
-            Err(error) => {
-                let is_undecodable =
-                    error.source().and_then(|cause| cause.downcast_ref::<io::Error>()).is_some();
-                break (why(&error), is_undecodable);
-            }
+            Err(error) => break (why(&error), is_undecodable(&error)),
         }
     };
-    if resumed.as_ref().is_some_and(|partial| is_undecodable || part.bytes() == partial.bytes) {
+    let empty = resumed.as_ref().filter(|partial| part.bytes() == partial.bytes);
+    let empty_rests = empty.map_or(0, |partial| partial.empty_rests + 1);
+    if resumed.is_some() && is_undecodable || empty_rests >= EMPTY_RESTS_MAX {
         // The same rest would arrive again: the page starts from the beginning.
+        part.discard();
         return (Reply::Broken(why), None);
     }
     let Some(validator) = validator else { return (Reply::Broken(why), None) };
     let (bytes, url) = (part.bytes(), response.url().clone());
     match part.keep().await {
-        Ok(true) => (Reply::Broken(why), Some(Partial { part: name, bytes, url, validator })),
+        Ok(true) => (Reply::Broken(why), Some(Partial { part: name, bytes, url, validator, empty_rests })),
         Ok(false) => (Reply::Broken(why), None),
         Err(error) => (Reply::Disk(error), None),
     }
@@ -369,12 +387,19 @@ pub(crate) fn status_text(status: u16) -> String {
     format!("status {status}{}", reason.map(|reason| format!(" {reason}")).unwrap_or_default())
 }
 
+/// Whether a body arrived and cannot be decoded: the cause is an I/O error, and that of a lost connection
+/// hyper's.
+fn is_undecodable(error: &reqwest::Error) -> bool {
+    let mut causes = iter::successors(error.source(), |&cause| cause.source());
+    causes.find(|cause| !cause.is::<reqwest::Error>()).is_some_and(<dyn Error>::is::<io::Error>)
+}
+
 /// An error in one line: the innermost cause is the most specific.
 fn why(error: &reqwest::Error) -> String {
     if error.is_timeout() {
         return "timed out".to_owned();
     }
-    let mut cause: &dyn std::error::Error = error;
+    let mut cause: &dyn Error = error;
     while let Some(next) = cause.source() {
         cause = next;
     }

@@ -15,7 +15,7 @@ use super::tally::{Summary, Tally};
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum JournalLine {
     /// A fetched page.
-    Done { part: String, file: String },
+    Done { url: String, part: String, file: String },
     /// A page that was requested and failed, or that was in progress.
     Failed { url: String, partial: Option<Partial> },
 }
@@ -25,7 +25,7 @@ pub(crate) fn journaled(line: &[u8]) -> Option<JournalLine> {
     let line: Value = serde_json::from_slice(line).ok()?;
     let text = |name: &str| line[name].as_str().map(str::to_owned);
     match line["outcome"].as_str()? {
-        "done" => Some(JournalLine::Done { part: text("part")?, file: text("file")? }),
+        "done" => Some(JournalLine::Done { url: text("url")?, part: text("part")?, file: text("file")? }),
         "failed" | "partial" if line["attempts"] != 0 => {
             Some(JournalLine::Failed { url: text("url")?, partial: partial(&line["partial"]) })
         }
@@ -39,6 +39,7 @@ fn partial(value: &Value) -> Option<Partial> {
         bytes: value["bytes"].as_u64()?,
         url: value["url"].as_str()?.parse().ok()?,
         validator: value["validator"].as_str()?.to_owned(),
+        empty_rests: 0,
     })
 }
 
@@ -65,7 +66,7 @@ pub(crate) fn write_partial(to: &mut impl Write, page: &Url, partial: &Partial) 
 }
 
 fn partial_value(partial: &Partial) -> Value {
-    let Partial { part, bytes, url, validator } = partial;
+    let Partial { part, bytes, url, validator, empty_rests: _ } = partial;
     json!({ "part": part, "bytes": bytes, "url": url.as_str(), "validator": validator })
 }
 
@@ -142,11 +143,11 @@ pub(crate) fn summary(summary: &Summary) -> String {
         let mut host = tally(&line.tally);
         host["host"] = json!(line.host);
         host["per_second"] = json!(line.per_second);
-        host["limit_per_second"] = json!(line.limit);
+        host["limit_per_second"] = json!(line.throttle.limit);
         host["limited_by"] = json!(line.limited_by.map(|limit| limit.to_string()));
         host["limited_by_rate_max"] = json!(line.limited_by.is_some_and(UserLimit::is_rate_max));
-        host["circuit"] = json!(line.circuit.map(circuit_word));
-        host["latency_p95_ms"] = json!(line.latency_p95.map(|latency| latency.as_secs_f64() * 1e3));
+        host["circuit"] = json!(line.throttle.circuit.map(circuit_word));
+        host["latency_p95_ms"] = json!(line.throttle.latency_p95.map(|latency| latency.as_secs_f64() * 1e3));
         host["error_rate"] = json!(line.error_rate());
         host["gave_up"] = json!(line.gave_up);
         host
@@ -162,6 +163,6 @@ pub(crate) fn summary(summary: &Summary) -> String {
 
 /// The minimal journal line of a fetched page.
 #[cfg(test)]
-pub(crate) fn done_line(part: &str, file: &str) -> String {
-    json!({ "outcome": "done", "part": part, "file": file }).to_string() + "\n"
+pub(crate) fn done_line(url: &str, part: &str, file: &str) -> String {
+    json!({ "url": url, "outcome": "done", "part": part, "file": file }).to_string() + "\n"
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use reqwest::header::HeaderMap;
 use reqwest::{Client, Url};
 use signal_hook::consts::{SIGHUP, SIGQUIT};
-use tidegate::{Kind, PerSecond, Random};
+use tidegate::{Kind, Random};
 use tokio::sync::mpsc::Receiver;
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
@@ -232,14 +232,14 @@ impl Crawl {
         self.counts.unwritten -= batch.len();
         for result in batch {
             self.counts.unwritten_bytes -= bytes_in_memory(&result);
+            // Before `on_written`, which may evict the host.
+            let gave_up = result.host.and_then(|id| self.frontier.host(id).gave_up.clone());
             self.frontier.on_written(&result);
             self.counts.total.count(&result);
             if let PageOutcome::Failed(failed) = result.outcome {
                 self.counts.final_failures += u64::from(failed.is_final);
                 // The reason for giving up a host is reported once, not for each of its pages.
-                let is_reported = result
-                    .host
-                    .is_some_and(|id| self.frontier.host(id).gave_up.as_ref() == Some(&failed.why));
+                let is_reported = gave_up.as_ref() == Some(&failed.why);
                 if !is_reported && self.counts.failures.len() < FAILURES_SHOWN {
                     self.counts.failures.push((result.url, failed.why));
                 }
@@ -261,6 +261,7 @@ impl Crawl {
                 let result = AttemptResult {
                     reply: Reply::Invalid(why),
                     kind: Kind::Ignored,
+                    is_of_page: false,
                     is_retryable: false,
                     hint: None,
                     partial: None,
@@ -370,16 +371,12 @@ impl Crawl {
             // n requests span n - 1 intervals.
             let per_second =
                 span.filter(|span| *span > 0.0).map(|span| per(host.tally.attempts.saturating_sub(1), span));
-            let view = self.frontier.gates.view(&host.authority);
-            let view = view.as_ref();
             hosts.push(HostLine {
                 host: host.authority.to_string(),
                 tally: host.tally,
                 per_second,
-                limit: view.and_then(|view| view.rate).map(PerSecond::as_f64),
                 limited_by: host.limited_by,
-                circuit: view.and_then(|view| view.circuit).map(|circuit| circuit.state),
-                latency_p95: view.and_then(|view| view.latency_p95),
+                throttle: self.frontier.throttle_state(host),
                 gave_up: host.gave_up.clone(),
             });
         }
@@ -424,4 +421,57 @@ const fn is_stop(signal: SignalEvent) -> bool {
 /// Adds the host to a reason, if it is not the one in the page's address.
 fn with_host(job: &Job, is_elsewhere: bool, why: &str) -> String {
     if is_elsewhere { format!("after a redirect to {}: {why}", job.at.host) } else { why.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate::{Config, Outcome, Retry};
+
+    use super::*;
+    use crate::fetch::frontier::HostOptions;
+    use crate::fetch::gates::{Gates, LimitOptions};
+
+    /// The event loop panicked: the only idle host of more than 10,000 was the one whose page had just ended.
+    #[tokio::test(start_paused = true)]
+    async fn page_that_fails_among_many_hosts_is_counted() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = Arc::new(Folder::open(root.path()).unwrap());
+        let gates = Gates::new(Config::default(), &LimitOptions::default()).unwrap().0;
+        let (patience, retry) = (Duration::from_mins(10), Retry::attempts(1));
+        let options = HostOptions { ignores_robots: true, patience, retry, user_agent: "bot".to_owned() };
+        let journal = std::fs::File::create(folder.journal_path()).unwrap();
+        let mut crawl = Crawl {
+            frontier: Frontier::new(gates, Arc::clone(&folder), options),
+            client: Client::new(),
+            headers: HeaderMap::new(),
+            writer: Writer::start(&folder, journal, false).unwrap(),
+            folder,
+            progress: Progress::new(),
+            concurrency: 1,
+            bytes_max: 1,
+            random: Random::seeded(1),
+            counts: Counts::default(),
+        };
+        for number in 0..10_001 {
+            let address = Address::parse(&format!("https://h{number}.example/")).unwrap();
+            crawl.frontier.add(address).unwrap();
+        }
+        let Start { host, job, entry } = crawl.frontier.next(Instant::now()).unwrap().unwrap();
+        entry.settle(Outcome::failure());
+        let result = AttemptResult {
+            reply: Reply::Broken("no connection".to_owned()),
+            kind: Kind::Failure,
+            is_of_page: true,
+            is_retryable: true,
+            hint: None,
+            partial: None,
+        };
+        let job = crawl.frontier.on_attempt_end(host, job, &result, &mut crawl.random).unwrap();
+        crawl.on_page(host, job, result);
+        let written = std::mem::take(&mut crawl.frontier.finished);
+        crawl.counts.unwritten = written.len();
+        crawl.on_writer_event(Some(WriterEvent::Written(written))).unwrap();
+        assert_eq!((crawl.frontier.evicted.1, crawl.counts.total.failed), (1, 1));
+        assert_eq!(crawl.counts.failures.len(), 1);
+    }
 }

@@ -148,14 +148,20 @@ impl Folder {
         journal.seek(SeekFrom::Start(0))?;
         for line in BufReader::new(&journal).split(b'\n') {
             match codec::journaled(&line?) {
-                Some(JournalLine::Done { part, file }) if parts.remove(OsStr::new(&part)) => {
-                    rename_part(&self.root, &self.part(&part), &file)?;
+                // The last line of a page counts.
+                Some(JournalLine::Done { url, part, file }) => {
+                    if parts.remove(OsStr::new(&part)) {
+                        rename_part(&self.root, &self.part(&part), &file)?;
+                    }
+                    let Ok(url) = Url::parse(&url) else { continue };
+                    let key = Key::of(&url);
+                    self.failed.remove(&key);
+                    self.partials.remove(&key);
                 }
                 Some(JournalLine::Failed { url, partial }) if self.failed.len() < FAILED_MAX => {
                     let Ok(url) = Url::parse(&url) else { continue };
                     let key = Key::of(&url);
                     self.failed.insert(key);
-                    // The last line of a page counts.
                     self.partials.remove(&key);
                     self.partials.extend(partial.map(|partial| (key, partial)));
                 }
@@ -234,10 +240,10 @@ mod tests {
         };
         let (whole, _half, torn) =
             (new("whole"), new("half, of the same page"), new("whole, and its line is torn"));
-        let torn = codec::done_line(&torn, "h/3.html");
-        let text = codec::done_line(&format!("{key}-1-1"), "h/9.html")
-            + &codec::done_line(&whole, "h/a/1.html")
-            + &torn[..torn.len() - 7];
+        let done = |part: &str, file: &str| codec::done_line(&format!("https://{file}"), part, file);
+        let torn = done(&torn, "h/3.html");
+        let text =
+            done(&format!("{key}-1-1"), "h/9.html") + &done(&whole, "h/a/1.html") + &torn[..torn.len() - 7];
         fs::write(folder.journal_path(), text).unwrap();
         drop(folder);
         let mut folder = Folder::open(root.path()).unwrap();
@@ -249,6 +255,36 @@ mod tests {
         let journal = fs::read_to_string(folder.journal_path()).unwrap();
         assert!(journal.ends_with("}\n") && journal.lines().count() == 2, "{journal}");
         assert!(folder.take_journal().is_ok());
+    }
+
+    /// A page that broke off and was fetched in a later run left its first part behind for good.
+    #[test]
+    fn recovery_drops_the_first_part_of_a_fetched_page() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = Folder::open(root.path()).unwrap();
+        let url = Url::parse("https://h/1.html").unwrap();
+        let key = Key::of(&url);
+        let part = folder.new_part(key);
+        fs::write(folder.part(&part), "its first bytes").unwrap();
+        let partial = Partial {
+            part,
+            bytes: 3,
+            url: Url::parse("https://h/target").unwrap(),
+            validator: "\"a\"".to_owned(),
+            empty_rests: 0,
+        };
+        let mut journal = Vec::new();
+        codec::write_partial(&mut journal, &url, &partial).unwrap();
+        fs::write(folder.journal_path(), &journal).unwrap();
+        drop(folder);
+        let folder = Folder::open(root.path()).unwrap();
+        assert_eq!((folder.partial(key), folder.has_failed(key)), (Some(&partial), true));
+        drop(folder);
+        journal.extend(codec::done_line(url.as_str(), "another", "h/1.html").into_bytes());
+        fs::write(root.path().join(STATE).join(JOURNAL), &journal).unwrap();
+        let folder = Folder::open(root.path()).unwrap();
+        assert_eq!((folder.partial(key), folder.has_failed(key)), (None, false));
+        assert_eq!(fs::read_dir(folder.parts()).unwrap().count(), 0);
     }
 
     #[test]

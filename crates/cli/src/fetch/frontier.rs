@@ -17,7 +17,7 @@ use super::address::{Address, Key};
 use super::attempt::AttemptResult;
 use super::file_name::file_name;
 use super::folder::Folder;
-use super::gates::{Entry, Gates, Wait};
+use super::gates::{Entry, Gates, ThrottleState, Wait};
 use super::host::{Host, Job, JobKind, Page, RunState};
 use super::result::{PageFailure, PageOutcome, PageResult, SkipReason};
 use super::robots::RobotsRules;
@@ -388,10 +388,10 @@ impl Frontier {
         host.tally.attempts += 1;
         let is_error = matches!(result.kind, Kind::Failure | Kind::Overload) || result.is_retryable;
         host.tally.errors += u64::from(is_error);
-        host.on_response(result.kind, job.has_failed);
+        host.on_response(result.kind, result.is_of_page && job.has_failed);
         host.probe_place += u32::from(job.is_probe && result.kind == Kind::Failure);
         job.is_probe = false;
-        job.has_failed |= result.kind == Kind::Failure;
+        job.has_failed |= result.is_of_page;
         self.on_request_end(id);
         if !result.is_retryable || job.tries - job.rejections >= self.options.retry.attempts_max() {
             return Some(job);
@@ -399,7 +399,8 @@ impl Frontier {
         // A rejected page always waits for its own hint; the throttle decides whether its host pauses too.
         let delay =
             self.options.retry.delays().delay(job.tries - 1, random).max(result.hint.unwrap_or_default());
-        if delay > self.options.patience {
+        // A page that has waited out its own hint may find all gates open, so the scheduler sees no wait.
+        if self.host(id).failing_for().saturating_add(delay) > self.options.patience {
             return Some(job);
         }
         self.enqueue_later(id, job, now + delay);
@@ -412,6 +413,11 @@ impl Frontier {
         let (url, host, key) = (String::from(page.address.url).into(), Some(page.host), Some(page.key));
         let (attempts, partial) = (job.attempts, job.partial.map(Box::new));
         self.finished.push(PageResult { url, host, key, attempts, partial, outcome });
+    }
+
+    /// What the summary shows of a host's throttle.
+    pub(crate) fn throttle_state(&self, host: &Host) -> ThrottleState {
+        self.gates.state(&host.authority).or(host.throttle_state).unwrap_or_default()
     }
 
     /// Empties the queues when the fetch stops. Pages of which a part has arrived end, so that the next run
@@ -516,9 +522,11 @@ impl Frontier {
     /// Marks a host idle and so evictable, if it is not queued and has no state beyond rules and counts.
     pub(crate) fn mark_idle(&mut self, id: HostId) {
         let ticket = self.number();
-        let host = self.host(id);
+        let Self { hosts, gates, .. } = self;
+        let Some(host) = hosts[id].as_mut() else { unreachable!("a host with work is never evicted") };
         if host.state == RunState::Idle && host.is_idle() {
             host.ticket = ticket;
+            host.throttle_state = gates.state(&host.authority).or(host.throttle_state);
             self.idle.push_back((id, ticket));
             self.evict();
         }

@@ -1,13 +1,13 @@
 //! The scheduler under paused time.
 
 use reqwest::StatusCode;
-use reqwest::header::HeaderMap;
+use reqwest::header::{HeaderMap, RETRY_AFTER};
 use tempfile::TempDir;
 use tidegate::{HttpClasses, Outcome, Random, Retry};
 use tokio::time::advance;
 
 use super::*;
-use crate::fetch::attempt::{Reply, host_outcome};
+use crate::fetch::attempt::{Reply, host_outcome, is_of_page};
 use crate::fetch::partial::Partial;
 use crate::fetch::robots::RobotsResponse;
 
@@ -182,6 +182,32 @@ async fn idle_hosts_are_bounded_and_keep_their_counts() {
     assert!(frontier.hosts.len() <= HOSTS_MAX + 1 && frontier.is_empty());
 }
 
+/// The summary had no rate, circuit and latency of a host that had ended minutes before.
+#[tokio::test(start_paused = true)]
+async fn evicted_throttle_is_summarized() {
+    let (mut frontier, _root) = frontier(1e6, SECOND);
+    add(&mut frontier, "early", 1);
+    let (_, first) = start(&mut frontier).expect("it is new");
+    let early = first.host;
+    over(&mut frontier, first, Outcome::success().took(SECOND));
+    keep(&mut frontier);
+    let state =
+        |frontier: &Frontier| frontier.throttle_state(frontier.hosts[early].as_ref().expect("it is cached"));
+    let before = state(&frontier);
+    assert!(before.limit.is_some() && before.circuit.is_some() && before.latency_p95.is_some(), "{before:?}");
+    // Each new key examines some of the old ones.
+    for number in 0..1_000 {
+        advance(SECOND).await;
+        add(&mut frontier, &format!("h{number}"), 1);
+        let (_, start) = start(&mut frontier).expect("it is new");
+        over(&mut frontier, start, Outcome::success());
+        keep(&mut frontier);
+    }
+    let authority = frontier.host(early).authority.clone();
+    assert_eq!(frontier.gates.view(&authority), None, "it was evicted");
+    assert_eq!(state(&frontier), before);
+}
+
 #[tokio::test(start_paused = true)]
 async fn hosts_reached_by_redirects_are_evicted_too() {
     let (mut frontier, _root) = frontier(1e6, SECOND);
@@ -278,6 +304,8 @@ impl Limited {
 /// The response to a request of a simulated fetch.
 enum Response {
     Status(StatusCode),
+    /// A rejection with `Retry-After`, in seconds.
+    Rejection(StatusCode, u64),
     /// A good head, and a body that breaks off.
     Cut,
 }
@@ -304,18 +332,26 @@ async fn fetch(
         }
         advance(took).await;
         for (Start { host, job, entry }, response) in responses {
+            let mut headers = HeaderMap::new();
             let (status, is_cut) = match response {
                 Response::Cut => (StatusCode::OK, true),
                 Response::Status(status) => (status, false),
+                Response::Rejection(status, seconds) => {
+                    headers.insert(RETRY_AFTER, seconds.into());
+                    (status, false)
+                }
             };
-            let class = HttpClasses::default().read(status, &HeaderMap::new());
+            let class = HttpClasses::default().read(status, &headers);
             let outcome = class.outcome().took(took);
-            entry.settle(if is_cut { Outcome::ignored() } else { host_outcome(outcome, job.has_failed) });
+            let is_of_page = is_of_page(outcome, Some(status));
+            let is_repeated = is_of_page && job.has_failed;
+            entry.settle(if is_cut { Outcome::ignored() } else { host_outcome(outcome, is_repeated) });
             let result = AttemptResult {
                 reply: Reply::Status(status.as_u16()),
                 kind: outcome.kind(),
+                is_of_page,
                 is_retryable: is_cut || class.is_retryable(),
-                hint: None,
+                hint: outcome.hint(),
                 partial: None,
             };
             let Some(job) = frontier.on_attempt_end(host, job, &result, &mut random) else { continue };
@@ -375,7 +411,7 @@ fn number(job: &Job) -> usize {
 async fn six_broken_pages_do_not_stop_the_others() {
     const ERROR: StatusCode = StatusCode::INTERNAL_SERVER_ERROR;
     for at_once in [1, 8] {
-        for cut in [0, 3, 6] {
+        for (cut, error) in [(0, ERROR), (3, ERROR), (6, ERROR), (0, StatusCode::SERVICE_UNAVAILABLE)] {
             let (mut frontier, _root) = frontier(1.0, 600 * SECOND);
             frontier.gates = Gates::starting_at(10.0, None, at_once);
             frontier.options.retry = Retry::attempts(4);
@@ -383,11 +419,11 @@ async fn six_broken_pages_do_not_stop_the_others() {
             let began = Instant::now();
             let ended = fetch(&mut frontier, Duration::from_millis(50), |job| match number(job) {
                 page @ 40..46 if page - 40 < cut => Response::Cut,
-                40..46 => Response::Status(ERROR),
+                40..46 => Response::Status(error),
                 _ => Response::Status(StatusCode::OK),
             })
             .await;
-            let case = format!("{cut} cut, {at_once} at once");
+            let case = format!("{cut} cut, others {error}, {at_once} at once");
             assert_eq!(
                 (ended.iter().filter(|ended| is_good(ended)).count(), ended.len()),
                 (94, 100),
@@ -489,6 +525,26 @@ async fn large_broken_block_does_not_stop_the_others() {
     }
 }
 
+/// A page that had waited out its own `Retry-After` found every gate open, and was requested for hours.
+#[tokio::test(start_paused = true)]
+async fn page_that_is_always_rejected_ends() {
+    for status in [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE] {
+        let (mut frontier, _root) = frontier(1.0, 600 * SECOND);
+        frontier.gates = Gates::starting_at(10.0, None, 8);
+        add(&mut frontier, "a", 1);
+        let began = Instant::now();
+        let ended = fetch(&mut frontier, Duration::from_millis(50), |_| match began.elapsed() {
+            // Only to end the test if the page does not end before.
+            elapsed if elapsed > 7_200 * SECOND => Response::Status(StatusCode::OK),
+            _ => Response::Rejection(status, 60),
+        })
+        .await;
+        assert_eq!((ended.len(), ended.iter().any(is_good)), (1, false), "{status}");
+        let took = began.elapsed();
+        assert!(took > 500 * SECOND && took < 660 * SECOND, "{status}: {took:?}");
+    }
+}
+
 /// A host shared with other clients rejected a page `--tries` times, and the page failed.
 #[tokio::test(start_paused = true)]
 async fn rejections_use_up_no_tries() {
@@ -513,7 +569,7 @@ async fn stop_ends_queued_pages_that_have_a_part() {
     let queues = ["due", "retries", "started", "without a part"];
     for (Start { host, mut job, .. }, queue) in starts.into_iter().zip(queues) {
         let (part, url) = (queue.to_owned(), job.at.url.clone());
-        let partial = Partial { part, bytes: 1, url, validator: String::new() };
+        let partial = Partial { part, bytes: 1, url, validator: String::new(), empty_rests: 0 };
         job.partial = (queue != "without a part").then_some(partial);
         job.tries = u32::from(queue != "started");
         match queue {

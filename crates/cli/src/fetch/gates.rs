@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use tidegate::config::Origin;
 use tidegate::{
-    Authority, Config, ConfigError, Cost, Gate, GateName, InvalidKeyedOptions, Keyed, Outcome, Pace, Permit,
-    Refused, Retry, Snapshot, State, Throttle,
+    Authority, CircuitState, Config, ConfigError, Controller, Cost, Draft, Gate, GateName,
+    InvalidKeyedOptions, Keyed, Outcome, Pace, PerSecond, Permit, Refused, Retry, Snapshot, State, Throttle,
 };
 
 use crate::failure::Failure;
@@ -112,6 +112,16 @@ pub(crate) struct Entry {
     permit: Permit<'static>,
 }
 
+/// What the summary shows of a host's throttle.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct ThrottleState {
+    /// The rate that it has reached.
+    pub(crate) limit: Option<f64>,
+    pub(crate) circuit: Option<CircuitState>,
+    /// The 95th percentile latency of recent responses.
+    pub(crate) latency_p95: Option<Duration>,
+}
+
 /// Why a request to a host has to wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wait {
@@ -189,11 +199,27 @@ impl Gates {
         let throttle = self.hosts.throttle(host);
         let span = span.max(throttle.snapshot().interval);
         // A span out of bounds is replaced by the longest valid one.
-        let spaced = |span| throttle.retune(|draft| draft.pace = Some(Pace::every(span)));
-        if spaced(span).is_err() {
-            drop(spaced(PAUSE_MAX));
-        }
+        let is_spaced = [span, PAUSE_MAX].map(Pace::every).into_iter().any(|pace| {
+            let spaced = |draft: &mut Draft| draft.pace = Some(pace);
+            // A brake that moved nothing but the pace has no range left, and is refused.
+            let fixed = |draft: &mut Draft| {
+                *draft = draft.clone().controlled_by(Controller::Fixed);
+                spaced(draft);
+            };
+            throttle.retune(spaced).or_else(|_| throttle.retune(fixed)).is_ok()
+        });
+        debug_assert!(is_spaced, "a delay of robots.txt has no effect");
         throttle
+    }
+
+    /// What the summary shows of a host's throttle; `None` if it was evicted.
+    pub(crate) fn state(&self, host: &Authority) -> Option<ThrottleState> {
+        let view = self.view(host)?;
+        Some(ThrottleState {
+            limit: view.rate.map(PerSecond::as_f64),
+            circuit: view.circuit.map(|circuit| circuit.state),
+            latency_p95: view.latency_p95,
+        })
     }
 
     /// The state of a host's throttle.
@@ -293,6 +319,34 @@ mod tests {
             gates.try_enter(&third).unwrap().settle(Outcome::failure());
         }
         assert!(matches!(gates.try_enter(&third), Err(Wait::Circuit(_))));
+    }
+
+    /// A brake without a range is refused, and the refusal was ignored.
+    #[tokio::test(start_paused = true)]
+    async fn delay_of_robots_txt_applies_to_any_controller() {
+        const LONG: Duration = Duration::from_hours(9_000);
+        for (file, span, wanted) in [
+            ("", 5, 5),
+            ("controller = 'fixed'\nslots.max = 4", 5, 5),
+            (
+                "controller = 'brake'\nslots = { min = 1, max = 4 }\npace = { interval_min = '1s', interval_max = '1m' }",
+                5,
+                5,
+            ),
+            (
+                "controller = 'brake'\nslots = { min = 4, max = 4 }\npace = { interval_min = '1s', interval_max = '1m' }",
+                5,
+                5,
+            ),
+            ("", LONG.as_secs(), PAUSE_MAX.as_secs()),
+        ] {
+            let config = Config::from_toml(file).unwrap();
+            let gates = Gates::new(config, &LimitOptions::default()).unwrap().0;
+            let _held = gates.space(&host(), Duration::from_secs(span));
+            assert!(gates.try_enter(&host()).is_ok(), "{file}");
+            let wanted = Wait::Pause(Duration::from_secs(wanted));
+            assert_eq!(gates.try_enter(&host()).unwrap_err(), wanted, "{file}");
+        }
     }
 
     #[test]

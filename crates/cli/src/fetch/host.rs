@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::address::{Address, Key};
 use super::file_name::FileName;
 use super::frontier::HostId;
-use super::gates::UserLimit;
+use super::gates::{ThrottleState, UserLimit};
 use super::partial::Partial;
 use super::robots::RobotsRules;
 use super::spill_queue::SpillQueue;
@@ -99,6 +99,8 @@ pub(crate) struct Host {
     pub(crate) rules: [RobotsRules; 2],
     /// Keeps the throttle with the delay that the rules demand from being evicted.
     pub(crate) throttle: Option<tidegate::Throttle>,
+    /// The throttle's state when the host was last idle: an idle throttle is evicted after some minutes.
+    pub(crate) throttle_state: Option<ThrottleState>,
     /// Requests for robots.txt, which go first.
     pub(crate) urgent: VecDeque<Job>,
     /// Pages redirected here, and the next page while it waits for the throttle. They go next.
@@ -141,6 +143,7 @@ impl Host {
             authority,
             rules: [RobotsRules::Unknown, RobotsRules::Unknown],
             throttle: None,
+            throttle_state: None,
             urgent: VecDeque::new(),
             started: VecDeque::new(),
             queue: SpillQueue::default(),
@@ -192,10 +195,10 @@ impl Host {
     }
 
     /// Counts a response. A series of failures ends with any response that is none, and each page counts once.
-    pub(crate) fn on_response(&mut self, kind: Kind, has_failed: bool) {
+    pub(crate) fn on_response(&mut self, kind: Kind, is_repeated: bool) {
         let now = Instant::now();
         self.failing = match kind {
-            Kind::Failure if has_failed => self.failing,
+            _ if is_repeated => self.failing,
             Kind::Failure | Kind::Overload => Some((self.failing.map_or(now, |(first, _)| first), now)),
             _ => None,
         };

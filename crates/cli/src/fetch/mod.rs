@@ -333,9 +333,7 @@ fn text_report(summary: &Summary, folder: &Folder) -> Output {
         part(summary.unfinished, "not started"),
     ];
     let parts: Vec<String> = parts.into_iter().flatten().collect();
-    let took = format!("{:.1} s", summary.took.as_secs_f64());
-    let took = if summary.took < Duration::from_mins(1) { took } else { format::duration(summary.took) };
-    let output = output.line(format!("{} in {took}", parts.join(", ")));
+    let output = output.line(format!("{} in {}", parts.join(", "), format::duration(summary.took)));
     if summary.is_interrupted {
         output.line("interrupted: run the same command again to resume")
     } else if total.failed > summary.final_failures {

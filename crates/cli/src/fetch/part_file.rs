@@ -43,14 +43,14 @@ pub(crate) struct PartFile {
     file: Option<File>,
     buffer: Vec<u8>,
     bytes: u64,
-    /// Whether the file stays: it is complete, or the rest can be requested later.
-    is_whole: bool,
+    /// Whether the file stays: it is complete, or the rest of it can be requested later.
+    is_kept: bool,
 }
 
 impl PartFile {
     /// An empty part. Its file is created on the first write.
     pub(crate) const fn new(path: PathBuf) -> Self {
-        Self { path, file: None, buffer: Vec::new(), bytes: 0, is_whole: false }
+        Self { path, file: None, buffer: Vec::new(), bytes: 0, is_kept: false }
     }
 
     /// The first `bytes` of a part of an earlier request; `None` if it does not have that many.
@@ -64,29 +64,29 @@ impl PartFile {
                 return Ok(None);
             }
             file.set_len(bytes)?;
-            Ok(Some(Self { path, file: Some(file), buffer: Vec::new(), bytes, is_whole: false }))
+            Ok(Some(Self { path, file: Some(file), buffer: Vec::new(), bytes, is_kept: true }))
         };
         spawn_blocking(open).await.map_err(io::Error::other)?
     }
 
-    /// Keeps what arrived, synced to the disk; returns whether that is worth a later request for the rest.
-    pub(crate) async fn keep(mut self) -> io::Result<bool> {
+    /// Syncs what arrived so far and keeps it from now on, however the request ends; returns whether that is
+    /// worth a later request for the rest.
+    pub(crate) async fn keep(&mut self) -> io::Result<bool> {
         if self.file.is_none() {
             return Ok(false);
         }
-        self.sync().await?;
-        self.is_whole = true;
-        Ok(true)
-    }
-
-    /// Writes and syncs what arrived so far.
-    pub(crate) async fn sync(&mut self) -> io::Result<()> {
         self.write().await?;
         if let Some(file) = self.file.take() {
             let sync = move || file.sync_all().map(|()| file);
             self.file = Some(spawn_blocking(sync).await.map_err(io::Error::other)??);
         }
-        Ok(())
+        self.is_kept = true;
+        Ok(true)
+    }
+
+    /// Removes what arrived.
+    pub(crate) fn discard(mut self) {
+        self.is_kept = false;
     }
 
     /// Bytes received so far.
@@ -104,11 +104,11 @@ impl PartFile {
     /// Completes the page. A body that is still in memory is returned for the writer thread to write.
     pub(crate) async fn end(mut self) -> io::Result<Body> {
         if self.file.is_none() {
-            self.is_whole = true;
+            self.is_kept = true;
             return Ok(Body::Memory(std::mem::take(&mut self.buffer)));
         }
         self.write().await?;
-        self.is_whole = true;
+        self.is_kept = true;
         Ok(Body::PartFile(self.bytes))
     }
 
@@ -129,7 +129,7 @@ impl PartFile {
 
 impl Drop for PartFile {
     fn drop(&mut self) {
-        if !self.is_whole && self.bytes >= BUFFER as u64 {
+        if !self.is_kept && self.bytes >= BUFFER as u64 {
             // A part that remains is removed when the folder is next opened.
             drop(fs::remove_file(&self.path));
         }

@@ -17,6 +17,8 @@ pub(crate) struct Partial {
     pub(crate) url: Url,
     /// The value of `If-Range`: a strong `ETag`, or else `Last-Modified`.
     pub(crate) validator: String,
+    /// Requests for the rest, in a row, of which nothing arrived.
+    pub(crate) empty_rests: u32,
 }
 
 impl Partial {
@@ -87,6 +89,7 @@ mod tests {
             bytes: 5,
             url: Url::parse("https://h/a").unwrap(),
             validator: "\"a\"".to_owned(),
+            empty_rests: 0,
         };
         let table = [
             ("content-range: bytes 5-9/10\netag: \"a\"", true),

@@ -207,7 +207,7 @@ fn doing(host: &Host, gates: &Gates, now: Instant) -> String {
             let every = if view.interval.is_zero() {
                 String::new()
             } else {
-                format!("one in {:.1} s, ", view.interval.as_secs_f64())
+                format!("one in {}, ", format::duration(view.interval))
             };
             let reason = view.control.map(|control| format!(" ({})", control.reason)).unwrap_or_default();
             let slots = view.slots.unwrap_or_default();

@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use tidegate::CircuitState;
-
-use super::gates::UserLimit;
+use super::gates::{ThrottleState, UserLimit};
 use super::result::{PageOutcome, PageResult, SkipReason};
 use crate::output::{Table, Tint};
 
@@ -69,13 +67,9 @@ pub(crate) struct HostLine {
     pub(crate) tally: Tally,
     /// Requests per second, from the first to the last.
     pub(crate) per_second: Option<f64>,
-    /// The rate that its throttle has reached.
-    pub(crate) limit: Option<f64>,
     /// The limit of the user that kept it from a higher rate.
     pub(crate) limited_by: Option<UserLimit>,
-    pub(crate) circuit: Option<CircuitState>,
-    /// The 95th percentile latency of recent responses.
-    pub(crate) latency_p95: Option<Duration>,
+    pub(crate) throttle: ThrottleState,
     /// Why the host was given up.
     pub(crate) gave_up: Option<String>,
 }
@@ -130,7 +124,7 @@ impl Summary {
         };
         let (shown, rest) = self.hosts.split_at(self.hosts.len().min(HOSTS_SHOWN));
         for line in shown {
-            row(&mut table, line.host.clone(), &line.tally, line.per_second, line.limit);
+            row(&mut table, line.host.clone(), &line.tally, line.per_second, line.throttle.limit);
         }
         if !rest.is_empty() {
             let mut others = Tally::default();

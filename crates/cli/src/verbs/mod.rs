@@ -155,7 +155,7 @@ async fn status(backend: &impl Backend) -> Result<Output, Failure> {
         .line(line("engine", format!("{}, {durable}", status.engine)))
         .line(line("time", format!("{} by the clock of the {}{offset}", status.at, status.clock)))
         .line(line("changes", status.version.to_string()))
-        .line(line("latency", format!("{:.1} ms", status.took.as_secs_f64() * 1_000.0))))
+        .line(line("latency", format::latency(status.took))))
 }
 
 /// The output of a page: its items under `name` in JSON, and the cursor of the next page.

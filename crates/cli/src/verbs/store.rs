@@ -263,16 +263,11 @@ fn checked(checked: &CheckReport, url: &str) -> Output {
 }
 
 fn clock_words(clock: ClockDifference) -> String {
-    let millis = |micros: u64| format!("{}.{} ms", micros / 1_000, micros % 1_000 / 100);
-    let within = millis(u64::try_from(clock.within.as_micros()).unwrap_or(u64::MAX));
-    let far = |micros: u64| match micros {
-        0..60_000_000 => millis(micros),
-        _ => format::duration(Duration::from_micros(micros)),
-    };
+    let difference = format::latency(Duration::from_micros(clock.ahead_micros.unsigned_abs()));
     let direction = if clock.ahead_micros < 0 { "behind" } else { "ahead of" };
     format!(
-        "the server's is {} {direction} this machine's, give or take {within}",
-        far(clock.ahead_micros.unsigned_abs())
+        "the server's is {difference} {direction} this machine's, give or take {}",
+        format::latency(clock.within)
     )
 }
 

@@ -232,8 +232,8 @@ async fn once_at_store(store: &impl Backend, entity: Option<&EntityId>) -> Resul
 fn store_line(health: &Health) -> String {
     match health {
         Health::Good { engine, version, took } => {
-            let millis = took.as_secs_f64() * 1_000.0;
-            format!("store      {}, latency {millis:.1} ms, {version} changes", format::escape(engine))
+            let (engine, latency) = (format::escape(engine), format::latency(*took));
+            format!("store      {engine}, latency {latency}, {version} changes")
         }
         Health::Away { why } => format!("store      unavailable: {}", format::escape(why)),
     }

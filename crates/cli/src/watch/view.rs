@@ -426,7 +426,7 @@ fn store_line(data: &ViewData, width: u16, theme: Theme) -> Line<'static> {
         (Some(Health::Good { engine, version, took }), None) => {
             let changes = if width >= 100 { format!("  changes {version}") } else { String::new() };
             Line::styled(
-                format!("  store {engine} ok {:.1} ms{changes}", took.as_secs_f64() * 1_000.0),
+                format!("  store {engine} ok {}{changes}", format::latency(*took)),
                 if *took < SLOW { theme.good() } else { theme.warning() },
             )
         }

@@ -128,7 +128,7 @@ fn store_locked_by_another_process_is_unavailable() {
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
     let away = fixture.run("--timeout 20ms limits set system rpm:2/s");
     assert_eq!((away.code, away.stdout.as_str()), (4, ""));
-    assert!(away.stderr.starts_with("error: the store did not respond within 20 ms\n"), "{}", away.stderr);
+    assert!(away.stderr.starts_with("error: the store did not respond within 20ms\n"), "{}", away.stderr);
     assert!(away.stderr.contains("\n next: retry when no other process locks it, or choose another store"));
     other.execute_batch("ROLLBACK").unwrap();
     assert!(

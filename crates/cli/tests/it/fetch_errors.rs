@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use crate::kit::codec;
-use crate::kit::fetch::{FAST, FetchDir, Log, Reply, Upstream, hold, pages, read_line};
+use crate::kit::fetch::{FAST, FetchDir, Log, Reply, Seen, Upstream, hold, pages, read_line};
 use crate::kit::{finish, run, send, wait_until};
 
 #[test]
@@ -219,6 +219,32 @@ fn rest_of_a_truncated_body_is_requested() {
     assert!(resumed.head.contains("accept-encoding: identity\r\n"), "{}", resumed.head);
 }
 
+/// The next run asked the requested address without a range, dropped the part, and began from zero.
+#[test]
+fn rest_of_a_redirected_page_is_requested() {
+    let (dir, log) = (FetchDir::new(), Log::default());
+    let body: Vec<u8> = (0..3_000_000_u32).map(|number| number.to_le_bytes()[1]).collect();
+    let whole = body.clone();
+    let upstream = Upstream::start(&log, move |seen| match (seen.path.as_str(), seen.range_start()) {
+        ("/a.bin", _) => Reply::moved("/there.bin"),
+        (_, 0) => Reply::page(&whole[..]).header("etag", "\"v1\"").cut(),
+        (_, from) => {
+            let range = format!("bytes {from}-2999999/3000000");
+            Reply::page(&whole[from..]).with_status(206).header("content-range", range)
+        }
+    });
+    let urls = [upstream.url("/a.bin")];
+    assert_eq!(dir.fast(&["--ignore-robots", "--tries", "1"], &urls).code, 4);
+    assert_eq!(dir.parts(), 1, "it is kept for the next run");
+    let run = dir.fast(&["--ignore-robots"], &urls);
+    assert_eq!((run.code, dir.parts()), (0, 0), "{run:?}");
+    assert!(dir.file(&upstream, "a.bin").is_some_and(|file| file == body));
+    let seen = upstream.seen();
+    let seen: Vec<_> = seen.iter().map(|seen| (seen.path.as_str(), seen.range_start() > 0)).collect();
+    let wanted = [("/a.bin", false), ("/there.bin", false), ("/a.bin", false), ("/there.bin", true)];
+    assert_eq!(seen, wanted);
+}
+
 /// The same rest was requested again and again.
 #[test]
 fn unusable_rest_restarts_the_page() {
@@ -226,7 +252,13 @@ fn unusable_rest_restarts_the_page() {
     let gzip = |body: &[u8]| Reply::page(body).header("content-encoding", "gzip");
     // Two that cannot be decoded, the second after some bytes, and one of which nothing arrives.
     let broken: &[u8] = b"\x1f\x8b\x08\0\0\0\0\0\0\x03\0\x05\0\xfa\xffhello\x07";
-    for rest in [gzip(b"no gzip"), gzip(broken), Reply::page("x").cut()] {
+    // The connection may be lost once, so an empty rest is requested again.
+    let rests = [
+        (gzip(b"no gzip"), vec![false, true, false]),
+        (gzip(broken), vec![false, true, false]),
+        (Reply::page("x").cut(), vec![false, true, true, false]),
+    ];
+    for (rest, wanted) in rests {
         let (dir, log, whole) = (FetchDir::new(), Log::default(), body.clone());
         let upstream = Upstream::start(&log, move |seen| {
             let reply = match seen.range_start() {
@@ -243,8 +275,29 @@ fn unusable_rest_restarts_the_page() {
         assert_eq!((run.code, dir.parts()), (0, 0), "{run:?}");
         assert!(dir.file(&upstream, "a.bin").is_some_and(|file| file == body));
         let ranges: Vec<bool> = upstream.seen().iter().map(|seen| seen.range_start() > 0).collect();
-        assert_eq!(ranges, [false, true, false]);
+        assert_eq!(ranges, wanted);
     }
+}
+
+/// A connection that was lost before the rest arrived removed everything that had arrived before.
+#[test]
+fn lost_connection_keeps_a_resumed_part() {
+    let (dir, log) = (FetchDir::new(), Log::default());
+    let body: Vec<u8> = (0..3_000_000_u32).map(|number| number.to_le_bytes()[1]).collect();
+    let whole = body.clone();
+    let upstream = Upstream::start(&log, move |seen| {
+        let from = seen.range_start();
+        let rest = if seen.number == 1 { Reply::page("x").cut() } else { Reply::page(&whole[from..]) };
+        match from {
+            0 => rest.header("etag", "\"v1\"").cut(),
+            _ => rest.with_status(206).header("content-range", format!("bytes {from}-2999999/3000000")),
+        }
+    });
+    let run = dir.fast(&["--ignore-robots"], &[upstream.url("/a.bin")]);
+    assert_eq!((run.code, dir.parts()), (0, 0), "{run:?}");
+    assert!(dir.file(&upstream, "a.bin").is_some_and(|file| file == body));
+    let starts: Vec<usize> = upstream.seen().iter().map(Seen::range_start).collect();
+    assert!(starts.len() == 3 && starts[1] > 0 && starts[2] == starts[1], "{starts:?}");
 }
 
 /// The retry that waited was dropped, and the next run began from zero.

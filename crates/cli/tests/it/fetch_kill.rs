@@ -4,6 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::process::Child;
+use std::sync::Mutex;
+use std::sync::mpsc::channel;
 
 use rustix::process::Signal;
 use tidegate_core::random::Random;
@@ -111,4 +113,44 @@ fn killed_fetch_continues_a_large_page() {
     assert!(dir.file(&upstream, "a.bin").is_some_and(|file| file == body));
     let starts: Vec<usize> = upstream.seen().iter().map(Seen::range_start).collect();
     assert!(starts.len() == 2 && starts[1] >= 16 << 20, "{starts:?}");
+}
+
+/// An error that ended the fetch removed the parts of all pages in progress, although they were journaled.
+#[test]
+fn failed_fetch_keeps_a_large_page() {
+    let (dir, log) = (FetchDir::new(), Log::default());
+    let (tell, go_on) = channel::<()>();
+    let go_on = Mutex::new(go_on);
+    let body: Vec<u8> = (0..40_000_000_u32).map(|number| number.to_le_bytes()[1]).collect();
+    let whole = body.clone();
+    let upstream = Upstream::start(&log, move |seen| match (seen.path.as_str(), seen.range_start()) {
+        ("/in/the/way.html", _) => {
+            let _ = hold(&go_on).recv();
+            Reply::status(200)
+        }
+        (_, 0) => Reply::page(&whole[..]).header("etag", "\"v1\"").halved(),
+        (_, from) => {
+            let range = format!("bytes {from}-39999999/40000000");
+            Reply::page(&whole[from..]).with_status(206).header("content-range", range)
+        }
+    });
+    // A file of the user where the folder of the other page belongs.
+    let in_the_way = dir.out().join(upstream.folder()).join("in");
+    fs::create_dir_all(in_the_way.parent().expect("the folder of the host")).unwrap();
+    fs::write(&in_the_way, "mine").unwrap();
+    let urls = ["/a.bin", "/in/the/way.html"].map(|path| upstream.url(path));
+    let child = dir.begin(&["--ignore-robots"], &urls);
+    let journal = dir.out().join(".tidegate/journal.jsonl");
+    wait_until("a line in the journal", || {
+        fs::read_to_string(&journal).is_ok_and(|text| text.ends_with('\n'))
+    });
+    drop(tell);
+    let run = finish(child);
+    assert!(run.code == 1 && run.stderr.contains("way.html cannot be created"), "{run:?}");
+    fs::remove_file(in_the_way).unwrap();
+    let run = dir.fast(&["--ignore-robots"], &urls);
+    assert_eq!((run.code, dir.parts(), dir.files().len()), (0, 0, 2), "{run:?}");
+    assert!(dir.file(&upstream, "a.bin").is_some_and(|file| file == body));
+    let starts: Vec<usize> = upstream.seen().iter().map(Seen::range_start).collect();
+    assert!(starts.len() == 3 && starts[2] >= 16 << 20, "{starts:?}");
 }

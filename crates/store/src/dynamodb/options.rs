@@ -16,6 +16,7 @@ use aws_sdk_dynamodb::config::{ConfigBag, Credentials, Intercept, Region, Runtim
 use aws_sdk_dynamodb::error::BoxError;
 use aws_smithy_http_client::tls::{self, rustls_provider::CryptoMode};
 use aws_smithy_types::config_bag::{Storable, StoreReplace};
+use tidegate_core::duration::Exact;
 use tidegate_core::time::Stamp;
 
 use super::cache::Cache;
@@ -198,10 +199,10 @@ impl DynamoDbOptions {
         let what = if self.table.is_empty() {
             "a table without a name".to_owned()
         } else if self.timeout.is_zero() {
-            "`timeout` is 0 s, and must be longer".to_owned()
+            "`timeout` is 0s, and must be longer".to_owned()
         } else if self.rejections > REJECTED_FOR_MAX {
-            let (is, most) = (self.rejections.as_millis(), REJECTED_FOR_MAX.as_millis());
-            format!("rejections for {is} ms, outside 0..={most}")
+            let (span, most) = (Exact(self.rejections), Exact(REJECTED_FOR_MAX));
+            format!("rejections for {span}, and must be from 0s to {most}")
         } else {
             return Ok(());
         };

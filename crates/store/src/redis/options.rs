@@ -127,7 +127,7 @@ impl RedisOptions {
     /// Validates the options before any call.
     pub(super) fn check(&self) -> Result<Namespace, StoreError> {
         if self.timeout.is_zero() {
-            return Err(StoreError::Invalid { what: "`timeout` is 0 s, and must be longer".to_owned() });
+            return Err(StoreError::Invalid { what: "`timeout` is 0s, and must be longer".to_owned() });
         }
         Address::parse(&self.url)?;
         self.retention.check()?;
