@@ -440,13 +440,13 @@ impl<'a, T, E> RetryState<'a, T, E> {
         state.retries(&budget).take(&budget, now)
     }
 
-    /// When to acquire again: after the backoff and after the hint, capped like pauses. A pause of all
-    /// requests that lasts as long replaces both.
+    /// When to acquire again: after the backoff and after the full hint. A pause of all requests that lasts as
+    /// long replaces both.
     fn delay(&self, hint: Option<Duration>) -> Option<Instant> {
         let now = self.inner.clock().now();
         let mut state = self.inner.lock();
-        let State { plan, gates, .. } = &mut *state;
-        let hinted = hint.map(|hint| now + hint.min(plan.draft().pause.longest()));
+        let gates = &mut state.gates;
+        let hinted = hint.map(|hint| now + hint);
         if let Some(until) = gates.paused_until(now) {
             return hinted.filter(|hinted| *hinted > until);
         }
