@@ -177,27 +177,28 @@ impl Throttle {
     /// Wraps `work` in a throttled function: each call is a separate [`run`](Self::run).
     ///
     /// ```
-    /// use tidegate::{Cost, Throttle};
+    /// use tidegate::Throttle;
     ///
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
     /// # async fn main() {
-    /// let double = Throttle::new().wrap(Cost::request(), |number: u32| async move { Ok::<_, ()>(2 * number) });
+    /// let double = Throttle::new().wrap((), |number: u32| async move { Ok::<_, ()>(2 * number) });
     /// assert_eq!(double(21).await, Ok(42));
     /// # }
     /// ```
-    pub fn wrap<A, T, E, F, W>(
+    pub fn wrap<A, T, E, C, F, W>(
         &self,
-        cost: Cost,
+        cost: C,
         work: F,
-    ) -> impl Fn(A) -> RunFuture<T, E> + use<A, T, E, F, W>
+    ) -> impl Fn(A) -> RunFuture<T, E> + use<A, T, E, C, F, W>
     where
+        C: Into<Cost>,
         A: Clone + Send + Sync + 'static,
         T: Send + 'static,
         E: Send + 'static,
         F: Fn(A) -> W + Send + Sync + 'static,
         W: Future<Output = Result<T, E>> + Send,
     {
-        let (throttle, work) = (self.clone(), Arc::new(work));
+        let (throttle, cost, work) = (self.clone(), cost.into(), Arc::new(work));
         move |argument| {
             let (throttle, work) = (throttle.clone(), Arc::clone(&work));
             Box::pin(async move { throttle.run(cost, |_| work(argument.clone())).await })
