@@ -27,7 +27,7 @@ mod error;
 mod remote;
 
 pub use attempt::Attempt;
-pub(crate) use attempt::Spend;
+pub(crate) use attempt::{AttemptPermit, Spend};
 pub use error::{BoxedError, RunError, StopReason};
 
 /// How a result is classified: its outcome, and whether to retry.
@@ -277,9 +277,8 @@ impl<C> Runner<'_, C> {
             let step = match self.source.acquire(cost).await {
                 Err(refused) => retry_state.refused(refused.retry_after(), refused),
                 Ok(permit) => {
-                    let attempt = retry_state.admitted();
-                    let mut running = attempt.under(permit);
-                    let result = running.run(work(attempt)).await;
+                    let running = AttemptPermit::new(permit.into_owned());
+                    let result = work(running.attempt(retry_state.admitted())).await;
                     let class = self.classify.classify(&result);
                     retry_state.settle_attempt(running.into_permit(), result, class)
                 }
@@ -310,9 +309,8 @@ impl<C> Runner<'_, C> {
             let step = match self.source.acquire_blocking(cost) {
                 Err(refused) => retry_state.refused(refused.retry_after(), refused),
                 Ok(permit) => {
-                    let attempt = retry_state.admitted();
-                    let running = attempt.under(permit);
-                    let result = work(attempt);
+                    let running = AttemptPermit::new(permit.into_owned());
+                    let result = work(running.attempt(retry_state.admitted()));
                     let class = self.classify.classify(&result);
                     retry_state.settle_attempt(running.into_permit(), result, class)
                 }
@@ -370,9 +368,9 @@ impl<'a, T, E> RetryState<'a, T, E> {
         Self { inner, retry, attempts: Attempts::default(), last: None, last_kind: Kind::Ignored }
     }
 
-    /// An attempt was admitted. The first one registers the work: work that is never admitted earns no
-    /// retries.
-    pub(crate) fn admitted(&self) -> Attempt {
+    /// An attempt was admitted; returns its number. The first one registers the work: work that is never admitted earns
+    /// no retries.
+    pub(crate) fn admitted(&self) -> u32 {
         if let (0, Some(budget)) = (self.attempts.completed(), self.retry.retry_budget()) {
             let now = self.inner.clock().now();
             let mut state = self.inner.lock();
@@ -382,7 +380,7 @@ impl<'a, T, E> RetryState<'a, T, E> {
         if let (1.., Some(counters)) = (self.attempts.completed(), &self.inner.setup().counters) {
             counters.record_retry();
         }
-        Attempt::new(self.attempts.completed())
+        self.attempts.completed()
     }
 
     /// An attempt was not admitted.

@@ -46,7 +46,7 @@ impl Throttling {
                 Err(refused) => retry_state.refused(refused.retry_after(), refused),
                 Ok(permit) => {
                     let permit = permit.into_owned();
-                    let attempts = retry_state.admitted().number + 1;
+                    let attempts = retry_state.admitted() + 1;
                     // The request is kept for a retry if it can be cloned; otherwise the original is sent.
                     let copy = request.as_ref().and_then(Request::try_clone);
                     let Some(attempt) = copy.or_else(|| request.take()) else {
