@@ -11,7 +11,8 @@ use governor::clock::{FakeRelativeClock, MonotonicClock};
 use governor::{Quota, RateLimiter};
 use throttle_net::MultiLimiter;
 use tidegate::{
-    Budget, Circuit, Clock, Controller, Cost, FastClock, Outcome, Pace, Rate, Slots, Throttle, TokioClock,
+    Brake, Budget, Circuit, Clock, Controller, Cost, FastClock, Outcome, Pace, Rate, Slots, Throttle,
+    TokioClock,
 };
 use tokio::sync::Semaphore;
 
@@ -171,11 +172,11 @@ fn slots_await(rounds: u32) -> Result<Row> {
 fn all_gates(clock: impl Clock) -> Throttle {
     Throttle::builder()
         .slots(Slots::fixed(SLOTS))
-        .pace(Pace::every(Duration::ZERO))
+        .pace(Pace::every(Duration::ZERO).slowest(Duration::from_secs(1)))
         .rate(Rate::per_second(u64::from(PLENTY)))
         .budget(Budget::tokens(1 << 53, Duration::from_mins(1)))
         .circuit(Circuit::default())
-        .controller(Controller::Fixed)
+        .controller(Controller::Brake(Brake::default()))
         .total(0)
         .clock(clock)
         .build()

@@ -190,7 +190,7 @@ impl Gates {
         let span = span.max(throttle.snapshot().interval);
         // A span out of bounds is replaced by the longest valid one.
         let spaced = |span| throttle.retune(|draft| draft.pace = Some(Pace::every(span)));
-        if spaced(span).is_err() {
+        if !span.is_zero() && spaced(span).is_err() {
             drop(spaced(PAUSE_MAX));
         }
         throttle
