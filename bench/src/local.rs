@@ -1,4 +1,7 @@
 //! The throttle within one process: hot paths against governor, tokio and throttle-net, and memory.
+//!
+//! `instructions_slots` is compared with a recorded count in place of a peer: the 209 instructions that `try_acquire` and
+//! drop took before the library was last reworked.
 
 use std::hint::black_box;
 use std::num::NonZeroU32;
@@ -22,6 +25,8 @@ use tidegate_bench::measure::{best_of, best_of_batches};
 use tidegate_bench::report::Row;
 
 const PLENTY: u32 = u32::MAX;
+/// Instructions of `try_acquire` and drop with slots, as they were recorded.
+const SLOTS_RECORDED: f64 = 209.0;
 const SLOTS: u32 = 1_000;
 
 pub(crate) const CASES: [Case; 9] = [
@@ -56,10 +61,6 @@ pub(crate) fn run_hot(name: &str, times: u32) -> Result<()> {
         "everything" => {
             let ours = all_gates(FrozenClock);
             Box::new(move || try_and_spend(&ours))
-        }
-        "slots_peer" => {
-            let peer = Semaphore::new(SLOTS as usize);
-            Box::new(move || drop(black_box(peer.try_acquire())))
         }
         other => bail!("unknown hot path `{other}`"),
     };
@@ -259,7 +260,7 @@ where
 
 fn counts() -> Result<Vec<Row>> {
     let rate = (instructions("rate")?, instructions("rate_peer")?);
-    let slots = (instructions("slots")?, instructions("slots_peer")?);
+    let slots = (instructions("slots")?, SLOTS_RECORDED);
     Ok(vec![
         Row::new(
             "instructions_rate",
@@ -268,6 +269,12 @@ fn counts() -> Result<Vec<Row>> {
             "instructions",
             "the same with frozen clocks, counted by callgrind",
         ),
-        Row::new("instructions_slots", slots, None, "instructions", "slots, counted by callgrind"),
+        Row::new(
+            "instructions_slots",
+            slots,
+            Some(1.1),
+            "instructions",
+            "slots, counted by callgrind, vs the count that was recorded",
+        ),
     ])
 }
