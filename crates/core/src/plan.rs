@@ -553,6 +553,11 @@ impl Plan {
         self.plain && !self.counts && self.rate.is_some()
     }
 
+    /// Whether a rejection cuts the quota that it names: [`Controller::Auto`] learns each by itself.
+    pub const fn cuts_quotas(&self) -> bool {
+        self.auto.is_some()
+    }
+
     /// Whether settling needs the time: something learns from it, or a window records it.
     pub const fn settles_timed(&self) -> bool {
         self.settles_timed

@@ -248,8 +248,8 @@ impl Config {
     /// A TOML text that [`from_toml`](Self::from_toml) can parse: one key per line.
     ///
     /// ```
-    /// let config = tidegate::Config::from_map([("slots.max", "8"), ("pause.tail", "90")])?;
-    /// assert_eq!(config.to_toml(), "slots.max = 8\npause.tail = \"90s\"\n");
+    /// let config = tidegate::Config::from_map([("slots.max", "8"), ("pause.max", "90")])?;
+    /// assert_eq!(config.to_toml(), "slots.max = 8\npause.max = \"90s\"\n");
     /// # Ok::<(), tidegate::ConfigError>(())
     /// ```
     pub fn to_toml(&self) -> String {

@@ -105,18 +105,31 @@ impl<'a> Permit<'a> {
     /// What exceeds the estimate counts in the budgets at once, so that a long stream delays other callers while it
     /// runs.
     pub fn spend(&mut self, tokens: impl Into<Cost>) {
-        let tokens = tokens.into();
+        let (before, reported) = self.add_reported(tokens.into());
+        if let Some((inner, charge)) = self.budgets()
+            && let Some((state, effects)) = inner.book(charge, before, reported)
+        {
+            inner.release(state, effects);
+        }
+    }
+
+    /// Adds tokens to those reported: what was reported before, and now.
+    fn add_reported(&mut self, tokens: Cost) -> (Option<Cost>, Cost) {
         let before = self.reported.as_deref().copied();
         let reported = before.map_or(tokens, |before| before.plus_tokens(tokens));
         **self.reported.get_or_insert_default() = reported;
-        if let Some(charge) = &self.charge {
-            match &self.throttle {
-                ThrottleRef::Borrowed(inner) => inner.spend(charge, before, reported),
-                ThrottleRef::Owned(inner) => inner.spend(charge, before, reported),
-                // It has no budget.
-                ThrottleRef::Key(_) => {}
-            }
-        }
+        (before, reported)
+    }
+
+    /// The throttle whose budgets count what is reported, and what it has reserved there.
+    pub(crate) fn budgets(&self) -> Option<(&Arc<Inner>, &Charge)> {
+        let inner = match &self.throttle {
+            ThrottleRef::Borrowed(inner) => inner,
+            ThrottleRef::Owned(inner) => inner,
+            // It has no budget.
+            ThrottleRef::Key(_) => return None,
+        };
+        Some((inner, self.charge.as_ref()?))
     }
 
     /// Tokens reported so far, of all kinds.
@@ -176,9 +189,10 @@ impl<'a> Permit<'a> {
     }
 }
 
-impl Spend for Permit<'_> {
-    fn spend(&mut self, tokens: Cost) {
-        self.spend(tokens);
+impl Spend for Permit<'static> {
+    fn add(&mut self, tokens: Cost) -> (&Permit<'static>, Option<Cost>, Cost) {
+        let (before, reported) = self.add_reported(tokens);
+        (self, before, reported)
     }
 }
 

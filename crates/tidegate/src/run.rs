@@ -27,7 +27,7 @@ mod error;
 mod remote;
 
 pub use attempt::Attempt;
-pub(crate) use attempt::Spend;
+pub(crate) use attempt::{AttemptPermit, Spend};
 pub use error::{BoxedError, RunError, StopReason};
 
 /// How a result is classified: its outcome, and whether to retry.
@@ -177,27 +177,28 @@ impl Throttle {
     /// Wraps `work` in a throttled function: each call is a separate [`run`](Self::run).
     ///
     /// ```
-    /// use tidegate::{Cost, Throttle};
+    /// use tidegate::Throttle;
     ///
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
     /// # async fn main() {
-    /// let double = Throttle::new().wrap(Cost::request(), |number: u32| async move { Ok::<_, ()>(2 * number) });
+    /// let double = Throttle::new().wrap((), |number: u32| async move { Ok::<_, ()>(2 * number) });
     /// assert_eq!(double(21).await, Ok(42));
     /// # }
     /// ```
-    pub fn wrap<A, T, E, F, W>(
+    pub fn wrap<A, T, E, C, F, W>(
         &self,
-        cost: Cost,
+        cost: C,
         work: F,
-    ) -> impl Fn(A) -> RunFuture<T, E> + use<A, T, E, F, W>
+    ) -> impl Fn(A) -> RunFuture<T, E> + use<A, T, E, C, F, W>
     where
+        C: Into<Cost>,
         A: Clone + Send + Sync + 'static,
         T: Send + 'static,
         E: Send + 'static,
         F: Fn(A) -> W + Send + Sync + 'static,
         W: Future<Output = Result<T, E>> + Send,
     {
-        let (throttle, work) = (self.clone(), Arc::new(work));
+        let (throttle, cost, work) = (self.clone(), cost.into(), Arc::new(work));
         move |argument| {
             let (throttle, work) = (throttle.clone(), Arc::clone(&work));
             Box::pin(async move { throttle.run(cost, |_| work(argument.clone())).await })
@@ -276,9 +277,8 @@ impl<C> Runner<'_, C> {
             let step = match self.source.acquire(cost).await {
                 Err(refused) => retry_state.refused(refused.retry_after(), refused),
                 Ok(permit) => {
-                    let attempt = retry_state.admitted();
-                    let mut running = attempt.under(permit);
-                    let result = running.run(work(attempt)).await;
+                    let running = AttemptPermit::new(permit.into_owned());
+                    let result = work(running.attempt(retry_state.admitted())).await;
                     let class = self.classify.classify(&result);
                     retry_state.settle_attempt(running.into_permit(), result, class)
                 }
@@ -309,9 +309,8 @@ impl<C> Runner<'_, C> {
             let step = match self.source.acquire_blocking(cost) {
                 Err(refused) => retry_state.refused(refused.retry_after(), refused),
                 Ok(permit) => {
-                    let attempt = retry_state.admitted();
-                    let running = attempt.under(permit);
-                    let result = work(attempt);
+                    let running = AttemptPermit::new(permit.into_owned());
+                    let result = work(running.attempt(retry_state.admitted()));
                     let class = self.classify.classify(&result);
                     retry_state.settle_attempt(running.into_permit(), result, class)
                 }
@@ -369,9 +368,9 @@ impl<'a, T, E> RetryState<'a, T, E> {
         Self { inner, retry, attempts: Attempts::default(), last: None, last_kind: Kind::Ignored }
     }
 
-    /// An attempt was admitted. The first one registers the work: work that is never admitted earns no
-    /// retries.
-    pub(crate) fn admitted(&self) -> Attempt {
+    /// An attempt was admitted; returns its number. The first one registers the work: work that is never admitted earns
+    /// no retries.
+    pub(crate) fn admitted(&self) -> u32 {
         if let (0, Some(budget)) = (self.attempts.completed(), self.retry.retry_budget()) {
             let now = self.inner.clock().now();
             let mut state = self.inner.lock();
@@ -381,7 +380,7 @@ impl<'a, T, E> RetryState<'a, T, E> {
         if let (1.., Some(counters)) = (self.attempts.completed(), &self.inner.setup().counters) {
             counters.record_retry();
         }
-        Attempt::new(self.attempts.completed())
+        self.attempts.completed()
     }
 
     /// An attempt was not admitted.
@@ -440,13 +439,13 @@ impl<'a, T, E> RetryState<'a, T, E> {
         state.retries(&budget).take(&budget, now)
     }
 
-    /// When to acquire again: after the backoff and after the hint, capped like pauses. A pause of all
-    /// requests that lasts as long replaces both.
+    /// When to acquire again: after the backoff and after the full hint. A pause of all requests that lasts as
+    /// long replaces both.
     fn delay(&self, hint: Option<Duration>) -> Option<Instant> {
         let now = self.inner.clock().now();
         let mut state = self.inner.lock();
-        let State { plan, gates, .. } = &mut *state;
-        let hinted = hint.map(|hint| now + hint.min(plan.draft().pause.longest()));
+        let gates = &mut state.gates;
+        let hinted = hint.map(|hint| now + hint);
         if let Some(until) = gates.paused_until(now) {
             return hinted.filter(|hinted| *hinted > until);
         }

@@ -124,17 +124,23 @@ impl Inner {
         self.observe_outcome(outcome, since_sent);
     }
 
-    /// Books tokens that a request reports while it runs, if they exceed what it has reserved.
-    pub(crate) fn spend(&self, charge: &Charge, before: Option<Cost>, reported: Cost) {
+    /// Books tokens that a request reports while it runs, if they exceed what it has reserved. The caller must
+    /// [release](Self::release) what this returns.
+    pub(crate) fn book(
+        &self,
+        charge: &Charge,
+        before: Option<Cost>,
+        reported: Cost,
+    ) -> Option<(MutexGuard<'_, State>, Effects)> {
         if !self.settles_timed() || !charge.is_exceeded_by(reported) {
-            return;
+            return None;
         }
         let now = self.clock().now();
         let mut effects = Effects::default();
         let mut state = self.lock();
         let State { plan, gates, .. } = &mut *state;
         gates.spend(plan, charge, (before, reported), now, &mut effects.events);
-        self.release(state, effects);
+        Some((state, effects))
     }
 
     /// The work starts now: time in our queue, in a store or in the scheduler is not upstream latency.

@@ -198,6 +198,9 @@ impl Gates {
     pub(crate) fn space(&self, host: &Authority, span: Duration) -> Throttle {
         let throttle = self.hosts.throttle(host);
         let span = span.max(throttle.snapshot().interval);
+        if span.is_zero() {
+            return throttle;
+        }
         // A span out of bounds is replaced by the longest valid one.
         let is_spaced = [span, PAUSE_MAX].map(Pace::every).into_iter().any(|pace| {
             let spaced = |draft: &mut Draft| draft.pace = Some(pace);

@@ -68,7 +68,7 @@ fn request_in_flight_keeps_gates_busy() {
 #[test]
 fn a_pause_and_its_tail_are_busy() {
     let pause = crate::plan::Pause::default().tail(Duration::from_secs(10));
-    let plan = plan(Draft { pause, ..Draft::default() });
+    let plan = plan(Draft { pause, recovery_slots: Some(1), ..Draft::default() });
     let gates = after(&plan, Outcome::overload().retry_after(Duration::from_secs(2)));
     let rests = [2_009, 12_009, 12_010].map(|millis| gates.idleness(&plan, at(millis)));
     assert_eq!(rests, [Idleness::Busy, Idleness::Busy, Idleness::Fresh]);

@@ -6,12 +6,14 @@ use super::circuit::Change as CircuitChange;
 use super::gates::Gates;
 use super::settle::Origin;
 use crate::bucket::Shape;
+use crate::cost::Charge;
 use crate::event::{Change, Event};
 use crate::feedback::auto::Reply;
 use crate::feedback::{Advice, Feedback, Sample, Tuning};
 use crate::outcome::{Kind, Outcome};
 use crate::per_second::PerSecond;
 use crate::plan::Plan;
+use crate::time::Instant;
 
 impl Gates {
     /// Passes an outcome to the statistics (of any generation), then to the circuit, the controller, the
@@ -133,26 +135,51 @@ impl Gates {
         outcome: &Outcome,
         events: &mut Vec<Event>,
     ) -> bool {
-        let in_flight = self.in_flight();
+        let reply = self.reply(origin, outcome);
         let (Feedback::Auto(auto), Some(limits)) = (&mut self.feedback, &plan.auto) else { return true };
         if origin.is_bypassed {
             return false;
         }
-        let reply = Reply {
+        let advice = auto.learn(limits, &reply, &mut self.random);
+        self.slots_limit = auto.slots(limits);
+        auto.report(limits, advice, self.latest, events);
+        // A hint on an accepted request applies to all: the quota is empty, or the upstream requests a pause.
+        advice.stops_all || outcome.kind != Kind::Overload
+    }
+
+    fn reply<'a>(&self, origin: Origin, outcome: &'a Outcome) -> Reply<'a> {
+        Reply {
             sent_at: origin.sent_at,
             sent: origin.sent,
             before: origin.before,
             units: origin.units,
             outcome,
             latency: origin.latency,
-            in_flight: in_flight.max(1),
+            in_flight: self.in_flight().max(1),
             now: self.latest,
-        };
-        let advice = auto.learn(limits, &reply, &mut self.random);
-        self.slots_limit = auto.slots(limits);
-        auto.report(limits, advice, self.latest, events);
-        // A hint on an accepted request applies to all: the quota is empty, or the upstream requests a pause.
-        advice.stops_all || outcome.kind != Kind::Overload
+        }
+    }
+
+    /// Begins the pause of a rejection that is learned from later, when its body has named the quota that was exceeded,
+    /// if its retry time stops all requests as far as is known now. Returns how much of the retry time counts.
+    pub fn pause_early(
+        &mut self,
+        plan: &Plan,
+        charge: &Charge,
+        outcome: &Outcome,
+        waiting: u32,
+        now: Instant,
+        events: &mut Vec<Event>,
+    ) -> Option<Duration> {
+        self.advance_to(plan, now);
+        let hint = outcome.retry_after?;
+        let origin = Origin::of(charge, outcome, self.latest);
+        let (Feedback::Auto(auto), Some(limits)) = (&self.feedback, &plan.auto) else { return None };
+        // Tried on a copy: rejections are rare, and no rule is written twice.
+        let mut random = self.random;
+        let advice = auto.clone().learn(limits, &self.reply(origin, outcome), &mut random);
+        let stops_all = advice.stops_all && !origin.is_bypassed;
+        stops_all.then(|| self.pause_as_hinted(plan, hint, waiting, events))
     }
 
     fn update_pause(
@@ -170,13 +197,24 @@ impl Gates {
             _ => None,
         };
         if let Some(span) = outcome.retry_after.filter(|_| binds_all).max(by_size) {
-            // Hints from the upstream are capped; pauses by hand are not.
-            let max = plan.draft.pause.max;
-            if span > max {
-                events.push(Event::PauseCapped { asked: span, capped: max });
-            }
-            self.pause_for(plan, span.min(max), waiting, events);
+            self.pause_as_hinted(plan, span, waiting, events);
         }
+    }
+
+    /// Pauses for a hint from the upstream, which is capped; pauses by hand are not. Returns how much of it counts.
+    fn pause_as_hinted(
+        &mut self,
+        plan: &Plan,
+        span: Duration,
+        waiting: u32,
+        events: &mut Vec<Event>,
+    ) -> Duration {
+        let max = plan.draft.pause.max;
+        if span > max {
+            events.push(Event::PauseCapped { asked: span, capped: max });
+        }
+        self.pause_for(plan, span.min(max), waiting, events);
+        span.min(max)
     }
 
     fn update_progress(

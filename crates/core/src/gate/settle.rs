@@ -44,7 +44,7 @@ pub(super) struct Origin {
 }
 
 impl Origin {
-    fn of(charge: &Charge, outcome: &Outcome, now: Instant) -> Self {
+    pub(super) fn of(charge: &Charge, outcome: &Outcome, now: Instant) -> Self {
         // Outcomes after the first response are parts of a batch, which were not counted as sent.
         let is_part = charge.holds.has(Holds::ANSWERED) || !charge.is_counted_by_controller();
         Self {

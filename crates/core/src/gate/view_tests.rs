@@ -16,6 +16,7 @@ fn draft() -> Draft {
         circuit: Some(Circuit::after_failures(1).open_for(secs(2))),
         controller: Controller::Brake(Brake::default()),
         pause: Pause::default().tail(secs(10)),
+        recovery_slots: Some(2),
         ..Draft::default()
     }
 }

@@ -148,6 +148,17 @@ impl List {
 
     fn retry(&mut self, retry: &Retry) {
         self.count("retry.attempts", retry.attempts);
+        if !retry.is_off() {
+            self.delays(retry);
+        }
+        let when_refused = match retry.when_refused {
+            WhenRefused::Stop => "stop",
+            WhenRefused::Wait => "wait",
+        };
+        self.word("retry.when_refused", when_refused);
+    }
+
+    fn delays(&mut self, retry: &Retry) {
         let (base, max) = retry.backoff.span();
         if retry.backoff.is_exponential() {
             self.word("retry.backoff", "exponential").span("retry.backoff_base", base);
@@ -166,11 +177,6 @@ impl List {
         let budget = retry.budget;
         self.fraction("retry.budget.share", budget.share);
         self.count("retry.budget.at_least", budget.at_least).span("retry.budget.window", budget.window);
-        let when_refused = match retry.when_refused {
-            WhenRefused::Stop => "stop",
-            WhenRefused::Wait => "wait",
-        };
-        self.word("retry.when_refused", when_refused);
     }
 
     fn count(&mut self, name: &'static str, value: impl Into<u64>) -> &mut Self {
@@ -282,6 +288,10 @@ mod tests {
             names,
             [&wanted[..], &budget, &["retry.when_refused", "milestone_percent", "waiters_max"]].concat()
         );
+        let off = Draft { retry: Retry::off(), ..Draft::default() }.fields();
+        let listed: Vec<_> =
+            off.iter().map(|(name, _)| *name).filter(|name| name.starts_with("retry.")).collect();
+        assert_eq!(listed, ["retry.attempts", "retry.when_refused"]);
         let full = Draft {
             retry: Retry::default().backoff(Backoff::fixed(SECOND).jitter(Jitter::Full)),
             budget: Some(Budget::tokens(1, SECOND)),

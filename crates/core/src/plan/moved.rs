@@ -29,7 +29,7 @@ impl Controller {
 
 impl Draft {
     /// Switches the controller. Limits that the new one does not move are fixed: adaptive slots at their
-    /// maximum, a pace at its shortest interval.
+    /// maximum, a pace at its shortest interval, which is none if that is zero.
     ///
     /// ```
     /// use tidegate_core::plan::{Controller, Draft, Slots};
@@ -44,7 +44,8 @@ impl Draft {
             self.slots = self.slots.map(|slots| Slots::fixed(slots.max));
         }
         if !controller.moves_pace() {
-            self.pace = self.pace.map(|pace| Pace { interval_max: pace.interval_min, ..pace });
+            let pace = self.pace.filter(|pace| !pace.interval_min.is_zero());
+            self.pace = pace.map(|pace| Pace { interval_max: pace.interval_min, ..pace });
         }
         self.controller = controller;
         self
@@ -95,9 +96,18 @@ impl Problems {
                 self.add("bytes.recovering_price", &price.to_string(), TAIL);
             }
         }
-        if let Some(pace) = draft.pace.filter(|pace| pace.interval_max.is_zero() && pace.jitter > 0.0) {
-            let bound = "0, because it is a fraction of an interval of 0s";
-            self.add("pace.jitter", &pace.jitter.to_string(), bound);
+        let has_price = draft.bytes.is_some_and(|bytes| bytes.recovering_price > 1);
+        if !draft.pause.tail.is_zero() && draft.recovery_slots.is_none() && !has_price {
+            let bound = "used with `recovery_slots` or a `bytes.recovering_price` above 1, because nothing else limits in \
+                         the phase after a pause";
+            self.add("pause.tail", &Exact(draft.pause.tail).to_string(), bound);
+        }
+        if draft.pace.is_some_and(|pace| pace.interval_max.is_zero()) {
+            self.add("pace.interval_max", "0s", "above 0s, because an interval of 0s delays nothing");
+        }
+        if draft.milestone_percent != Draft::default().milestone_percent && draft.total.unwrap_or(0) == 0 {
+            let bound = "used with a `total` above 0, because it is a part of it";
+            self.add("milestone_percent", &draft.milestone_percent.to_string(), bound);
         }
         if let Some(circuit) = draft.circuit.filter(|circuit| circuit.slices != SLICES)
             && circuit.error_rate.is_none()
@@ -174,8 +184,19 @@ mod tests {
                 format!("`bytes.recovering_price` is 20, and must be {TAIL}"),
             ),
             (
+                Draft { pause: Pause::default().tail(SECOND), bytes: Some(Bytes::in_flight(9)), ..base() },
+                "`pause.tail` is 1s, and must be used with `recovery_slots` or a `bytes.recovering_price` above 1, \
+                 because nothing else limits in the phase after a pause"
+                    .to_owned(),
+            ),
+            (
                 Draft { pace: Some(Pace::every(Duration::ZERO).jitter(0.5)), ..base() },
-                "`pace.jitter` is 0.5, and must be 0, because it is a fraction of an interval of 0s".to_owned(),
+                "`pace.interval_max` is 0s, and must be above 0s, because an interval of 0s delays nothing".to_owned(),
+            ),
+            (
+                Draft { milestone_percent: 25, total: Some(0), ..base() },
+                "`milestone_percent` is 25, and must be used with a `total` above 0, because it is a part of it"
+                    .to_owned(),
             ),
             (
                 slices(Circuit::after_failures(3)),
@@ -186,9 +207,14 @@ mod tests {
         for (draft, wanted) in table {
             assert_eq!(draft.check().unwrap_err().to_string(), wanted);
         }
-        let tail = Draft { pause: Pause::default().tail(SECOND), ..base() };
+        let tail = || Draft { pause: Pause::default().tail(SECOND), ..base() };
+        let pace = Some(Pace::every(Duration::ZERO).slowest(SECOND));
         for draft in [
-            Draft { recovery_slots: Some(5), bytes: Some(Bytes::in_flight(9).recovering_price(20)), ..tail },
+            Draft { recovery_slots: Some(5), ..tail() },
+            Draft { bytes: Some(Bytes::in_flight(9).recovering_price(20)), ..tail() },
+            Draft { pace, controller: brake, ..base() },
+            Draft { pace, controller: brake, ..base() }.controlled_by(Controller::Fixed),
+            Draft { milestone_percent: 25, total: Some(1), ..base() },
             Draft { bytes: Some(Bytes::in_flight(9)), ..base() },
             slices(Circuit::at_error_rate(0.5, 1, SECOND)),
         ] {

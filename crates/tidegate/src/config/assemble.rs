@@ -4,6 +4,7 @@
 //! are reported.
 
 use std::collections::BTreeMap;
+use std::mem::discriminant;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use tidegate_core::plan::{
 use tidegate_core::retry::{Retry, RetryBudget, WhenRefused};
 
 use super::Entry;
+use super::codec::to_text;
 use super::error::{ConfigError, ConfigProblem, Fault, Origin};
 use crate::keyed::KeyedOptions;
 
@@ -349,6 +351,7 @@ impl Assembly {
     }
 
     fn retry(&mut self) -> Retry {
+        self.report_without_retries();
         let mut retry = self.count("retry.attempts").map_or_else(Retry::default, Retry::attempts);
         if let Some(backoff) = self.backoff() {
             retry = retry.backoff(backoff);
@@ -358,6 +361,28 @@ impl Assembly {
         }
         let waits = self.word("retry.when_refused") == Some("wait");
         retry.when_refused(if waits { WhenRefused::Wait } else { WhenRefused::Stop })
+    }
+
+    /// Nothing is delayed or budgeted with one attempt. What another source has is kept: that is how retries of a file are
+    /// turned off by a variable.
+    fn report_without_retries(&mut self) {
+        const KEYS: [&str; 9] = [
+            "retry.backoff",
+            "retry.backoff_base",
+            "retry.backoff_max",
+            "retry.jitter",
+            "retry.jitter_min",
+            "retry.jitter_max",
+            "retry.budget.share",
+            "retry.budget.at_least",
+            "retry.budget.window",
+        ];
+        const ATTEMPTS: &str = "retry.attempts";
+        if self.count(ATTEMPTS) == Some(1) {
+            let source = |key| discriminant(&self.origin(key));
+            let keys: Vec<_> = KEYS.into_iter().filter(|key| source(key) == source(ATTEMPTS)).collect();
+            self.report_useless(&keys, ATTEMPTS);
+        }
     }
 
     fn backoff(&mut self) -> Option<Backoff> {
@@ -480,9 +505,9 @@ impl Assembly {
 
     /// Reports those of `keys` that were given but have no effect because of the value of `because`.
     fn report_useless(&mut self, keys: &[&'static str], because: &'static str) {
-        let says = self.word(because).unwrap_or_default();
+        let says = self.entries.get(because).map(|entry| to_text(&entry.value)).unwrap_or_default();
         let faults = keys.iter().filter(|key| self.is_given(key)).map(|key| {
-            let fault = Fault::Useless { because: because.to_owned(), says: says.to_owned() };
+            let fault = Fault::Useless { because: because.to_owned(), says: says.clone() };
             ConfigProblem::new(self.origin(key), *key, fault)
         });
         let faults: Vec<_> = faults.collect();

@@ -3,7 +3,8 @@
 //!
 //! The upstream works on a request as long as it sends the body, so the slot is held that long. Status,
 //! headers and latency are known earlier, so the throttle learns from them at once. Only a rejection of a request
-//! with tokens may have to wait for the beginning of its body, which names the quota that was exceeded.
+//! with tokens may have to wait for the beginning of its body, which names the quota that was exceeded; the pause
+//! that its retry time begins does not wait.
 
 use std::fmt;
 use std::pin::Pin;
@@ -17,9 +18,12 @@ use tidegate_core::cause::Cause;
 use tidegate_core::cost::{Charge, Cost};
 use tidegate_core::gate::Ending;
 use tidegate_core::outcome::{Kind, Outcome};
+use tidegate_core::time::Instant;
 
 use crate::permit::Permit;
+use crate::queue::Refund;
 use crate::settle::Time;
+use crate::state::{Effects, State};
 use crate::throttle::Inner;
 
 /// How long a request holds its slot.
@@ -79,13 +83,14 @@ struct BodyCharge {
     charge: Option<(Arc<dyn ThrottleHandle>, Charge)>,
     is_success: bool,
     /// A rejection that was not learned from yet. Boxed: most responses are none.
-    rejected: Option<Box<Outcome>>,
+    rejected: Option<Box<Rejection>>,
 }
 
-/// Whether the body of this response decides which quota is cut: it is a rejection whose headers name none, of a
-/// request that counts for several.
-pub(crate) fn is_decided_by_body(outcome: &Outcome, cost: Cost) -> bool {
-    outcome.kind() == Kind::Overload && outcome.exceeded_quota().is_none() && cost.total_tokens() > 0
+/// A rejection whose body decides what is cut.
+struct Rejection {
+    outcome: Outcome,
+    /// When its headers arrived: its retry time counts from there.
+    received_at: Instant,
 }
 
 impl BodyCharge {
@@ -93,18 +98,27 @@ impl BodyCharge {
     #[inline]
     fn new(charge: OwnedCharge, outcome: Outcome) -> Self {
         let OwnedCharge { handle, mut charge } = charge;
-        let rejected = is_decided_by_body(&outcome, charge.cost()).then(|| Box::new(outcome));
-        if rejected.is_none() {
-            handle.throttle().learn_early(&mut charge, outcome);
-        }
+        let throttle = handle.throttle();
+        let rejected = if throttle.is_decided_by_body(&outcome, charge.cost()) {
+            Some(Box::new(throttle.pause_early(&charge, outcome)))
+        } else {
+            throttle.learn_early(&mut charge, outcome);
+            None
+        };
         Self { charge: Some((handle, charge)), is_success: outcome.kind() == Kind::Success, rejected }
     }
 
     /// Learns from a rejection, with the beginning of its body.
     #[cold]
     fn learn_rejection(&mut self, body: &[u8]) {
-        if let (Some(outcome), Some((handle, charge))) = (self.rejected.take(), &mut self.charge) {
-            handle.throttle().learn_early(charge, outcome.exceeded_in(body));
+        if let (Some(rejection), Some((handle, charge))) = (self.rejected.take(), &mut self.charge) {
+            let Rejection { mut outcome, received_at } = *rejection;
+            let throttle = handle.throttle();
+            if let Some(hint) = outcome.hint() {
+                let elapsed = throttle.clock().now().since(received_at);
+                outcome = outcome.retry_after(hint.saturating_sub(elapsed));
+            }
+            throttle.learn_early(charge, outcome.exceeded_in(body));
         }
     }
 
@@ -140,6 +154,31 @@ impl Drop for BodyCharge {
 }
 
 impl Inner {
+    /// Whether the body of this response decides which quota is cut: it is a rejection whose headers name none, of a
+    /// request that counts for several, and the controller cuts quotas.
+    pub(crate) fn is_decided_by_body(&self, outcome: &Outcome, cost: Cost) -> bool {
+        outcome.kind() == Kind::Overload
+            && outcome.exceeded_quota().is_none()
+            && cost.total_tokens() > 0
+            && self.lock().plan.cuts_quotas()
+    }
+
+    /// Begins the pause of a rejection whose body decides what is cut.
+    fn pause_early(&self, charge: &Charge, outcome: Outcome) -> Rejection {
+        let now = self.clock().now();
+        if !outcome.has_hint() {
+            return Rejection { outcome, received_at: now };
+        }
+        let mut effects = Effects::default();
+        let mut state = self.lock();
+        let waiting = state.waiting();
+        let State { plan, gates, .. } = &mut *state;
+        let paused = gates.pause_early(plan, charge, &outcome, waiting, now, &mut effects.events);
+        state.pump_after(now, Refund::Nothing, &mut effects);
+        self.release(state, effects);
+        Rejection { outcome: paused.map_or(outcome, |span| outcome.retry_after(span)), received_at: now }
+    }
+
     /// Learns from a request that keeps its charge; skipped if nothing learns.
     #[inline]
     fn learn_early(&self, charge: &mut Charge, outcome: Outcome) {

@@ -193,6 +193,7 @@ impl Joined {
         cost: impl Into<Cost>,
     ) -> Result<JoinedPermit<'a>, JoinedError> {
         let (subject, cost) = (subject.into(), cost.into());
+        cooperate().await;
         let units = self.units(cost);
         match self.acquire_fast(subject, cost, &units) {
             Ok(answer) => answer,

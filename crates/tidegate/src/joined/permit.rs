@@ -142,9 +142,10 @@ impl<'a> JoinedPermit<'a> {
     }
 }
 
-impl Spend for JoinedPermit<'_> {
-    fn spend(&mut self, tokens: Cost) {
-        self.spend(tokens);
+impl Spend for JoinedPermit<'static> {
+    fn add(&mut self, tokens: Cost) -> (&Permit<'static>, Option<Cost>, Cost) {
+        self.shared.spend(tokens);
+        self.permit.add(tokens)
     }
 }
 

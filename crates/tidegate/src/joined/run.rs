@@ -7,7 +7,7 @@ use tidegate_core::cost::Cost;
 
 use super::{Joined, JoinedError};
 use crate::limiter::SubjectRef;
-use crate::run::{Attempt, Classify, EveryError, RetryState, RunError, Runner, Step};
+use crate::run::{Attempt, AttemptPermit, Classify, EveryError, RetryState, RunError, Runner, Step};
 
 impl Joined {
     /// Runs `work` under a permit for `subject`, with retries according to the throttle's [`Retry`](crate::Retry), as
@@ -94,9 +94,8 @@ impl<'a, C> Runner<'a, C, Joined> {
             let step = match self.source.acquire(subject, cost).await {
                 Err(refused) => retry_state.refused(refused.retry_after(), refused),
                 Ok(permit) => {
-                    let attempt = retry_state.admitted();
-                    let mut running = attempt.under(permit);
-                    let result = running.run(work(attempt)).await;
+                    let running = AttemptPermit::new(permit.into_owned());
+                    let result = work(running.attempt(retry_state.admitted())).await;
                     let ending = retry_state.completed(self.classify.classify(&result));
                     // What the store does not confirm is sent again by the settler.
                     let _unconfirmed = running.into_permit().settle(ending.outcome()).await;

@@ -62,6 +62,10 @@ impl Limiter {
     /// Draws `cost` from every limit of the subject, and of its ancestors where limits cascade: all or
     /// nothing, without waiting. The lease is recorded before this returns.
     ///
+    /// It consumes one unit of tokio's [cooperative budget](tokio::task::coop), as [`acquire_within`](Self::acquire_within)
+    /// and [`spend`](Self::spend) do: with none left, it yields to the runtime first, so a loop of draws that an in-memory
+    /// store grants at once does not starve other tasks.
+    ///
     /// # Errors
     /// [`LimitError::Limited`] with every limit's balance, the short ones and when to retry;
     /// [`LimitError::TooLarge`] if no waiting would help; [`LimitError::Waiting`] while other callers of this

@@ -22,6 +22,7 @@ use super::events::LimitEvent;
 use super::lease::{AdjustStatus, Lease, SettleStatus};
 use super::policies::LevelsResult;
 use super::waiters::{Head, ReturnWatch, Ticket, TurnError};
+use crate::acquire::cooperate;
 
 /// A request for units of a shared limit.
 ///
@@ -163,6 +164,7 @@ impl<'a> Request<'a> {
     /// # Cancel safety
     /// As [`Limiter::try_acquire`](super::Limiter::try_acquire).
     pub async fn try_acquire(self) -> Result<Lease, LimitError> {
+        cooperate().await;
         self.draw(Kind::Draw).await
     }
 
@@ -177,6 +179,7 @@ impl<'a> Request<'a> {
     /// # Cancel safety
     /// As [`Limiter::spend`](super::Limiter::spend).
     pub async fn spend(self) -> Result<(), LimitError> {
+        cooperate().await;
         self.draw(Kind::Spend).await.map(close_spent)
     }
 
@@ -192,6 +195,7 @@ impl<'a> Request<'a> {
     /// # Cancel safety
     /// As [`Limiter::spend`](super::Limiter::spend).
     pub async fn spend_with_balances(self) -> Result<Vec<Balance>, LimitError> {
+        cooperate().await;
         let lease = self.draw(Kind::SpendWithBalances).await?;
         let balances = lease.balances_at_draw();
         close_spent(lease);
@@ -241,6 +245,7 @@ impl<'a> Request<'a> {
     /// # Cancel safety
     /// As [`Limiter::acquire_within`](super::Limiter::acquire_within).
     pub async fn acquire_within(self, within: Duration) -> Result<Lease, LimitError> {
+        cooperate().await;
         let shared = self.shared;
         self.check()?;
         // No waiter is overtaken, and a store in this process is asked again at no cost.

@@ -1,36 +1,29 @@
-//! The handle that work gets for its attempt, and how the tokens it reports reach the permit.
+//! The handle that work gets for its attempt, and the permit behind it.
 //!
 //! The work does not get the permit itself: it could settle or keep it, and no backoff may hold a permit.
 
-use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::fmt;
 use std::sync::Arc;
 
 use tidegate_core::cost::Cost;
 
+use crate::permit::Permit;
 use crate::sync::Mutex;
 
-/// The running attempt.
-#[derive(Debug, Clone)]
+/// The running attempt. Clones are the same attempt, and can be sent to other tasks and threads.
+#[derive(Clone)]
 #[non_exhaustive]
 pub struct Attempt {
     /// Counted from 0.
     pub number: u32,
-    reported: ReportedTokens,
+    permit: Arc<dyn Reports>,
 }
 
-/// Tokens that an attempt reported and its permit has not got yet.
-type ReportedTokens = Arc<Mutex<Option<Cost>>>;
-
 impl Attempt {
-    pub(super) fn new(number: u32) -> Self {
-        Self { number, reported: Arc::default() }
-    }
-
     /// Reports tokens as they are used, as [`Permit::spend`](crate::Permit::spend). They stay used regardless of how the
     /// attempt ends: by a result, a retry, a cancelled run or a panic. Reports after its end are ignored.
     ///
-    /// They reach the permit when the work next awaits, and in `run_blocking` when the attempt ends.
+    /// What exceeds the estimate counts in the budgets at once, whichever task or thread reports it.
     ///
     /// ```
     /// use std::time::Duration;
@@ -51,58 +44,73 @@ impl Attempt {
     /// # }
     /// ```
     pub fn spend(&self, tokens: impl Into<Cost>) {
-        let tokens = tokens.into();
-        let mut reported = self.reported.lock();
-        *reported = Some(reported.map_or(tokens, |reported| reported.plus_tokens(tokens)));
+        self.permit.spend(tokens.into());
     }
+}
 
-    /// Attaches the permit that the attempt runs under.
-    pub(crate) fn under<P: Spend>(&self, permit: P) -> AttemptPermit<P> {
-        AttemptPermit { permit: Some(permit), reported: Arc::clone(&self.reported) }
+impl fmt::Debug for Attempt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Attempt").field("number", &self.number).finish_non_exhaustive()
     }
 }
 
 /// A permit that takes reports.
-pub(crate) trait Spend {
-    fn spend(&mut self, tokens: Cost);
+pub(crate) trait Spend: Send + 'static {
+    /// Adds tokens to those reported. Returns the throttle's permit, and what it had reported before and reports now.
+    fn add(&mut self, tokens: Cost) -> (&Permit<'static>, Option<Cost>, Cost);
 }
 
-/// The permit of a running attempt. It gets the attempt's reports after each poll, and when the attempt ends or is
-/// dropped.
-pub(crate) struct AttemptPermit<P: Spend> {
-    /// `None` once taken.
-    permit: Option<P>,
-    reported: ReportedTokens,
+/// Takes reports of an attempt.
+trait Reports: Send + Sync {
+    fn spend(&self, tokens: Cost);
 }
+
+/// The permit of an attempt, shared with its handles. `None` once the attempt has ended.
+struct SharedPermit<P>(Mutex<Option<P>>);
+
+impl<P: Spend> Reports for SharedPermit<P> {
+    fn spend(&self, tokens: Cost) {
+        let mut shared = self.0.lock();
+        let Some(permit) = &mut *shared else { return };
+        let (permit, before, reported) = permit.add(tokens);
+        let Some((inner, charge)) = permit.budgets() else { return };
+        let inner = Arc::clone(inner);
+        let booked = inner.book(charge, before, reported);
+        // Before listeners are called.
+        drop(shared);
+        if let Some((state, effects)) = booked {
+            inner.release(state, effects);
+        }
+    }
+}
+
+/// The permit of a running attempt. Dropped, it drops the permit, whatever handles the work has kept.
+pub(crate) struct AttemptPermit<P: Spend>(Arc<SharedPermit<P>>);
 
 impl<P: Spend> AttemptPermit<P> {
-    /// Runs the attempt.
-    pub(crate) async fn run<W: Future>(&mut self, work: W) -> W::Output {
-        let mut work = pin!(work);
-        poll_fn(|context| {
-            let poll = work.as_mut().poll(context);
-            self.report();
-            poll
-        })
-        .await
+    pub(crate) fn new(permit: P) -> Self {
+        Self(Arc::new(SharedPermit(Mutex::new(Some(permit)))))
+    }
+
+    /// The handle for the work.
+    pub(crate) fn attempt(&self, number: u32) -> Attempt {
+        Attempt { number, permit: Arc::<SharedPermit<P>>::clone(&self.0) }
     }
 
     /// The attempt has completed.
-    pub(crate) fn into_permit(mut self) -> P {
-        self.report();
-        self.permit.take().unwrap_or_else(|| unreachable!("only this call takes it"))
+    pub(crate) fn into_permit(self) -> P {
+        self.take().unwrap_or_else(|| unreachable!("only this call and the drop take it"))
     }
 
-    fn report(&mut self) {
-        let reported = self.reported.lock().take();
-        if let (Some(permit), Some(tokens)) = (&mut self.permit, reported) {
-            permit.spend(tokens);
-        }
+    fn take(&self) -> Option<P> {
+        self.0.0.lock().take()
     }
 }
 
 impl<P: Spend> Drop for AttemptPermit<P> {
     fn drop(&mut self) {
-        self.report();
+        // Dropped without the lock.
+        let permit = self.take();
+        drop(permit);
     }
 }

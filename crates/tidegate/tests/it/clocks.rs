@@ -39,7 +39,7 @@ fn decision_reads_clock_once() {
     let clock = ManualClock::new();
     let throttle = Throttle::builder()
         .rate(Rate::per_second(9))
-        .pace(Pace::every(millis(0)))
+        .pace(Pace::every(millis(1)))
         .budget(Budget::tokens(9, secs(1)))
         .clock(clock.clone())
         .build()

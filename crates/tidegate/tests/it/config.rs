@@ -140,8 +140,9 @@ fn every_gate_key_sets_its_draft_field() {
 fn controller_retry_and_total_keys_set_the_draft() {
     let table = [
         (
-            "pause = { tail = 10, sizes = { small_max = 9, small = 1, large = 60 } }",
+            "recovery_slots = 5\npause = { tail = 10, sizes = { small_max = 9, small = 1, large = 60 } }",
             Draft {
+                recovery_slots: Some(5),
                 pause: Pause::default().tail(10 * SECOND).sizes(SizeRule::new(9, SECOND, MINUTE)),
                 ..Draft::auto()
             },
@@ -217,12 +218,12 @@ fn sources_override_in_documented_order() {
         ("TIDEGATE_SLOTS_MAX", "7"),
         ("TIDEGATE_WAITERS_MAX", "70"),
         ("TIDEGATE_TOTAL", "700"),
-        ("TIDEGATE_PAUSE_TAIL", "7s"),
+        ("TIDEGATE_PAUSE_MAX", "7s"),
     ]);
     let config = environment.unwrap().overlaid_by(toml("slots.max = 8\nwaiters_max = 80\ntotal = 800"));
     let config = config.overlaid_by(Config::from_map([("total", "900")]).unwrap());
     let map = config.to_map();
-    let wanted = [("slots.max", "8"), ("waiters_max", "80"), ("total", "900"), ("pause.tail", "7s")];
+    let wanted = [("slots.max", "8"), ("waiters_max", "80"), ("total", "900"), ("pause.max", "7s")];
     assert_eq!(map, BTreeMap::from(wanted.map(|(key, value)| (key, value.to_owned()))));
 
     let draft = config.to_draft().unwrap();

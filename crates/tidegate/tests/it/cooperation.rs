@@ -1,10 +1,10 @@
-//! Acquires take part in tokio's cooperative scheduling: a loop of them starves no other task.
+//! Acquires and draws take part in tokio's cooperative scheduling: a loop of them starves no other task.
 
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tidegate::{Keyed, Slots, Throttle};
+use tidegate::{Keyed, Limit, Limiter, Memory, Slots, Throttle};
 
 use crate::kit::keyed::poll_once;
 use crate::kit::{REQUEST, secs, slots};
@@ -39,6 +39,21 @@ async fn loop_of_keyed_acquires_yields_to_other_tasks() {
     let keyed: Keyed<u32> = Keyed::builder(limits).build().expect("within the bounds");
     assert_yields(|| keyed.acquire(&1, REQUEST)).await;
     assert_yields(|| keyed.acquire_within(&1, REQUEST, secs(1))).await;
+}
+
+/// Regression: an in-memory store replies at once, and only `Joined::acquire` yielded.
+#[tokio::test(start_paused = true)]
+async fn loop_of_draws_yields_to_other_tasks() {
+    const SUBJECT: (&str, &str) = ("acme", "gpt-4");
+    const COST: [(&str, u64); 1] = [("rpm", 1)];
+    let limiter = Limiter::builder(Memory::new()).defaults([Limit::per_day("rpm", 60)]).build().unwrap();
+    assert_yields(|| limiter.try_acquire(SUBJECT, COST)).await;
+    assert_yields(|| limiter.acquire_within(SUBJECT, COST, secs(1))).await;
+    assert_yields(|| limiter.spend(SUBJECT, COST)).await;
+    assert_yields(|| limiter.request(SUBJECT, &COST).spend_with_balances()).await;
+    let joined = slots(1).limited_by(&limiter);
+    assert_yields(|| joined.acquire(SUBJECT, REQUEST)).await;
+    assert_yields(|| joined.try_acquire(SUBJECT, REQUEST)).await;
 }
 
 #[test]

@@ -119,7 +119,11 @@ fn limiting_key_stays_until_it_stops_limiting() {
         ("pace", builder().pace(Pace::every(hour)), Outcome::success()),
         ("budget", builder().budget(Budget::tokens(10, hour)), Outcome::success()),
         ("pause", builder().pause(Pause::default().max(hour)), Outcome::overload().retry_after(hour)),
-        ("tail", builder().pause(Pause::default().tail(hour)), Outcome::overload().retry_after(secs(1))),
+        (
+            "tail",
+            builder().recovery_slots(1).pause(Pause::default().tail(hour)),
+            Outcome::overload().retry_after(secs(1)),
+        ),
     ];
     for (what, builder, outcome) in table {
         let (keyed, clock) = one_shard(builder.limits().unwrap());

@@ -210,6 +210,26 @@ async fn shared_pause_replaces_backoff() {
     assert_eq!((result, start.elapsed().as_secs()), (Ok(()), 3));
 }
 
+/// Regression: the wait was capped like the shared pause, so that an hour was retried every ten minutes.
+#[tokio::test(start_paused = true)]
+async fn rejected_request_waits_for_its_full_hint() {
+    let throttle = Throttle::builder().slots(Slots::fixed(4)).random(Random::fixed(0.0)).build().unwrap();
+    let start = Instant::now();
+    let runner = throttle.runner().classify(|reply: &Result<(), ()>| match reply {
+        Ok(()) => Class::end(Outcome::success()),
+        Err(()) => Class::again(Outcome::overload().retry_after(secs(3_600))),
+    });
+    let retried =
+        runner.run(REQUEST, |attempt| async move { if attempt.number == 0 { Err(()) } else { Ok(()) } });
+    let other = async {
+        tokio::task::yield_now().await;
+        drop(throttle.acquire(REQUEST).await);
+        start.elapsed().as_secs()
+    };
+    let (retried, paused) = tokio::join!(retried, other);
+    assert_eq!((retried, start.elapsed().as_secs(), paused), (Ok(()), 3_600, 600));
+}
+
 #[tokio::test(start_paused = true)]
 async fn backoff_delays_grow_within_their_range() {
     let backoff = Backoff::exponential(millis(500), secs(10)).jitter(Jitter::Range(0.75..=1.0));

@@ -1,6 +1,7 @@
 //! Tokens that work reports while it runs.
 
-use tidegate::{Backoff, Budget, Cost, Outcome, Retry, RunError, Throttle};
+use tidegate::{Attempt, Backoff, Budget, Cost, Outcome, Retry, RunError, Throttle};
+use tokio::sync::oneshot;
 
 use crate::kit::{millis, secs};
 
@@ -70,4 +71,46 @@ async fn tokens_beyond_the_estimate_count_while_it_runs() {
     assert!(throttle.try_acquire(200).is_err(), "others wait for what it has used");
     permit.settle(Outcome::success().spent(Cost::from(250)));
     assert_eq!(used(), 250);
+}
+
+/// Regression: reports reached the budgets only after a poll of the work, which a task that it waits for does not cause.
+#[tokio::test(start_paused = true)]
+async fn tokens_count_while_another_task_reports_them() {
+    let throttle = Throttle::builder().budget(Budget::tokens(1_000, secs(60))).build().unwrap();
+    let (reported, is_reported) = oneshot::channel();
+    let (finish, is_finished) = oneshot::channel::<()>();
+    let mut stream = Some((reported, is_finished));
+    let running = throttle.clone();
+    let run = tokio::spawn(async move {
+        let work = |attempt: Attempt| {
+            let (reported, is_finished) = stream.take().unwrap();
+            async move {
+                let stream = tokio::spawn(async move {
+                    attempt.spend(500);
+                    reported.send(attempt).unwrap();
+                    is_finished.await
+                });
+                stream.await.unwrap()
+            }
+        };
+        running.run(100, work).await
+    });
+    let attempt = is_reported.await.unwrap();
+    assert_eq!(throttle.snapshot().tokens_used, 500);
+    finish.send(()).unwrap();
+    assert_eq!(run.await.unwrap(), Ok(()));
+    attempt.spend(500);
+    assert_eq!(throttle.snapshot().tokens_used, 500, "a report after the end");
+}
+
+/// Regression: reports of blocking work counted when it ended.
+#[test]
+fn tokens_of_blocking_work_count_while_it_runs() {
+    let throttle = Throttle::builder().budget(Budget::tokens(1_000, secs(60))).build().unwrap();
+    let used = || throttle.snapshot().tokens_used;
+    let seen = throttle.run_blocking(100, |attempt| {
+        attempt.spend(500);
+        Ok::<_, ()>(used())
+    });
+    assert_eq!((seen, used()), (Ok(500), 500));
 }

@@ -7,8 +7,7 @@ use proptest::sample::Index;
 use tidegate_core::cost::Cost;
 use tidegate_core::outcome::Outcome;
 use tidegate_core::plan::{
-    Aimd, Brake, Budget, Bytes, Circuit, Controller, Draft, FieldValue, Oversize, Pace, Pause, Rate,
-    SizeRule, Slots,
+    Aimd, Brake, Budget, Bytes, Circuit, Controller, Draft, Oversize, Pace, Pause, Rate, SizeRule, Slots,
 };
 
 /// The numbers of a plan that the model checks.
@@ -50,19 +49,16 @@ where
 
 /// Plans of timed gates only, so that no request waits for a completion.
 pub(crate) fn timed_limits() -> impl Strategy<Value = Limits> {
-    let pace =
-        (0_u64..400, 0_u64..2_000, prop_oneof![Just(0.0), 0.0..=1.0]).prop_map(|(min, more, jitter)| {
-            let jitter = if min == 0 { 0.0 } else { jitter };
-            Pace::every(millis(min)).slowest(millis(min + more)).jitter(jitter)
-        });
+    let pace = (1_u64..400, 0_u64..2_000, prop_oneof![Just(0.0), 0.0..=1.0])
+        .prop_map(|(min, more, jitter)| Pace::every(millis(min)).slowest(millis(min + more)).jitter(jitter));
     let rate = (1_u64..40, prop_oneof![Just(1_000_u64), Just(7_000)], 1_u64..6)
         .prop_map(|(amount, period, burst)| (Rate::new(amount, millis(period)).burst(burst), burst));
     let budget = (1_u64..300, 1_u64..4_000, prop_oneof![Just(Oversize::Refuse), Just(Oversize::Alone)])
         .prop_map(|(tokens, window, oversize)| {
             (Budget::tokens(tokens, millis(window)).oversize(oversize), tokens)
         });
-    let pause = (0_u64..9_000, 0_u64..4_000, any::<bool>()).prop_map(|(max, tail, is_sized)| {
-        let pause = Pause::default().max(millis(max)).tail(millis(tail));
+    let pause = (0_u64..9_000, any::<bool>()).prop_map(|(max, is_sized)| {
+        let pause = Pause::default().max(millis(max));
         if is_sized { pause.sizes(SizeRule::new(50, millis(300), millis(900))) } else { pause }
     });
     (some(pace), some(rate), some(budget), pause).prop_map(|(pace, rate, budget, pause)| Limits {
@@ -108,19 +104,20 @@ pub(crate) fn any_limits() -> impl Strategy<Value = Limits> {
     });
     let learns = prop_oneof![brake, aimd];
     let bytes = (1_u64..300, 1_u16..20);
-    (timed_limits(), some(slots), some(1_u32..4), some(bytes), some(circuit), some(learns), some(0_u64..9))
-        .prop_map(|(timed, slots, recovery_slots, bytes, circuit, learns, total)| {
-            // Without a tail nothing enters while recovering.
-            let has_tail = !timed.draft.fields().contains(&("pause.tail", FieldValue::Span(Duration::ZERO)));
-            let recovery_slots = recovery_slots.filter(|_| has_tail);
-            let price = |price| if has_tail { price } else { 1 };
+    let recovery = (some(1_u32..4), 1_u64..4_000);
+    (timed_limits(), some(slots), recovery, some(bytes), some(circuit), some(learns), some(0_u64..9))
+        .prop_map(|(timed, slots, (recovery_slots, tail), bytes, circuit, learns, total)| {
+            // A tail needs a limit, and the limits of the tail need one.
+            let has_tail = recovery_slots.is_some() || bytes.is_some_and(|(_, price)| price > 1);
+            let tail = if has_tail { millis(tail) } else { Duration::ZERO };
             Limits {
                 draft: Draft {
                     slots,
                     recovery_slots,
-                    bytes: bytes.map(|(bytes, of)| Bytes::in_flight(bytes).recovering_price(price(of))),
+                    bytes: bytes.map(|(bytes, of)| Bytes::in_flight(bytes).recovering_price(of)),
                     circuit: circuit.map(|(circuit, _)| circuit),
                     total,
+                    pause: timed.draft.pause.tail(tail),
                     ..timed.draft.clone()
                 }
                 .controlled_by(learns.filter(|learns| fits(learns, slots, &timed)).unwrap_or_default()),

@@ -35,6 +35,7 @@
 
 mod error;
 mod redirect;
+mod rejection;
 mod send;
 mod usage;
 

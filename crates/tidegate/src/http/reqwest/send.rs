@@ -1,30 +1,21 @@
 //! One hop: a request to one upstream, with retries.
 
-use std::future::{Future as _, poll_fn};
-use std::pin::pin;
-use std::task::Poll;
-use std::time::Duration;
-
 use ::http::header::HeaderName;
 use ::http::{Extensions, Method, StatusCode};
-use ::reqwest::{Body, Request, Response, ResponseBuilderExt as _};
+use ::reqwest::{Body, Request, Response};
 use reqwest_middleware::{Error, Next};
 use tidegate_core::classes::Completion;
-use tidegate_core::cost::Cost;
 use tidegate_core::outcome::{Kind, Outcome};
 
 use super::error::ThrottleError;
+use super::rejection::{from_parts, into_parts, with_body};
 use super::usage::UsageBody;
 use super::{Replay, Throttling, authority};
 use crate::permit::Permit;
-use crate::permit_body::{Hold, OwnedCharge, PermitBody, is_decided_by_body};
+use crate::permit_body::{Hold, OwnedCharge, PermitBody};
 use crate::run::{Class, RetryState, RunError, Step};
-use crate::throttle::Throttle;
 
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
-
-/// Timeout for the beginning of a rejection's body, which names the quota that was exceeded.
-const REJECTION_TIME: Duration = Duration::from_secs(1);
 
 /// The number of attempts and redirects behind a response, as one of its extensions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,7 +46,7 @@ impl Throttling {
                 Err(refused) => retry_state.refused(refused.retry_after(), refused),
                 Ok(permit) => {
                     let permit = permit.into_owned();
-                    let attempts = retry_state.admitted().number + 1;
+                    let attempts = retry_state.admitted() + 1;
                     // The request is kept for a retry if it can be cloned; otherwise the original is sent.
                     let copy = request.as_ref().and_then(Request::try_clone);
                     let Some(attempt) = copy.or_else(|| request.take()) else {
@@ -75,8 +66,14 @@ impl Throttling {
                         Ok(response) if ending.is_last() => {
                             Ok(self.hold_until_body_end(permit, outcome, response))
                         }
-                        mut result => {
-                            let outcome = with_body(&throttle, outcome, cost, &mut result).await;
+                        // If no retry is admitted, the caller gets this response.
+                        Ok(response) if throttle.inner.is_decided_by_body(&outcome, cost) => {
+                            let clock = throttle.inner.clock();
+                            let (outcome, response) = with_body(clock, outcome, response).await;
+                            permit.settle(outcome);
+                            Ok(response)
+                        }
+                        result => {
                             permit.settle(outcome);
                             result
                         }
@@ -120,17 +117,12 @@ impl Throttling {
             permit.settle(outcome);
             return response;
         }
-        let url = response.url().clone();
-        let (mut parts, body) = ::http::Response::<Body>::from(response).into_parts();
-        // Only this builder can set a response's URL.
-        if let Ok(url_source) = ::http::Response::builder().url(url).body(()) {
-            parts.extensions.extend(url_source.into_parts().0.extensions);
-        }
+        let (parts, body) = into_parts(response);
         let body = match used {
             Some(used) => Body::wrap(UsageBody::new(permit, outcome, parts.headers.clone(), body, used)),
             None => Body::wrap(PermitBody::new(OwnedCharge::of(permit), outcome, self.hold, body)),
         };
-        ::http::Response::from_parts(parts, body).into()
+        from_parts(parts, body)
     }
 
     /// Whether a retryable attempt may be repeated.
@@ -149,30 +141,6 @@ impl Throttling {
             Err(error) => matches!(error, Error::Reqwest(error) if error.is_connect()),
         }
     }
-}
-
-/// The outcome of a response that is not passed on, with the quota that the beginning of its body names.
-async fn with_body(
-    throttle: &Throttle,
-    outcome: Outcome,
-    cost: Cost,
-    result: &mut Result<Response, Error>,
-) -> Outcome {
-    let Ok(response) = result else { return outcome };
-    if !is_decided_by_body(&outcome, cost) {
-        return outcome;
-    }
-    let clock = throttle.inner.clock();
-    let mut late = clock.sleep_until(clock.now() + REJECTION_TIME);
-    let mut chunk = pin!(response.chunk());
-    poll_fn(|context| {
-        if let Poll::Ready(chunk) = chunk.as_mut().poll(context) {
-            let body = chunk.ok().flatten().unwrap_or_default();
-            return Poll::Ready(outcome.exceeded_in(&body));
-        }
-        late.as_mut().poll(context).map(|()| outcome)
-    })
-    .await
 }
 
 /// The properties of a request that are needed after it is sent.

@@ -137,9 +137,11 @@ fn any_retry() -> impl Strategy<Value = Retry> {
     (1_u32..=1_000, growth, jitter, option::of(budget), refused).prop_map(
         |(attempts, growth, jitter, budget, refused)| {
             let retry = Retry::attempts(attempts).backoff(growth.jitter(jitter)).when_refused(refused);
-            budget.map_or(retry.clone(), |(share, at_least, window)| {
-                retry.budget(RetryBudget::new(share, at_least, window))
-            })
+            match budget {
+                _ if retry.is_off() => Retry::off().when_refused(refused),
+                Some((share, at_least, window)) => retry.budget(RetryBudget::new(share, at_least, window)),
+                None => retry,
+            }
         },
     )
 }
@@ -198,7 +200,9 @@ fn effective(mut draft: Draft) -> Draft {
         match problem.field {
             "recovery_slots" => draft.recovery_slots = None,
             "bytes.recovering_price" => draft.bytes = draft.bytes.map(|bytes| bytes.recovering_price(1)),
-            "pace.jitter" => draft.pace = draft.pace.map(|pace| pace.jitter(0.0)),
+            "pause.tail" => draft.pause = draft.pause.tail(Duration::ZERO),
+            "pace.interval_max" => draft.pace = None,
+            "milestone_percent" => draft.milestone_percent = Draft::default().milestone_percent,
             "controller" => draft.controller = Controller::Fixed,
             _ => {}
         }

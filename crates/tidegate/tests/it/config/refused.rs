@@ -174,8 +174,27 @@ fn number_without_effect_is_refused() {
             format!("`bytes.recovering_price` is 20 in TOML, {tail}"),
         ),
         (
-            "pace = { interval_min = 0, jitter = 0.5 }",
-            "`pace.jitter` is 0.5 in TOML, and must be 0, because it is a fraction of an interval of 0s".to_owned(),
+            "pause.tail = 10",
+            "`pause.tail` is 10 in TOML, and must be used with `recovery_slots` or a `bytes.recovering_price` above 1, \
+             because nothing else limits in the phase after a pause"
+                .to_owned(),
+        ),
+        (
+            "pace = { interval_min = 0, interval_max = 0 }",
+            "`pace.interval_max` is 0 in TOML, and must be above 0s, because an interval of 0s delays nothing".to_owned(),
+        ),
+        (
+            "milestone_percent = 25",
+            "`milestone_percent` is 25 in TOML, and must be used with a `total` above 0, because it is a part of it"
+                .to_owned(),
+        ),
+        (
+            "retry = { attempts = 1, backoff_base = 1, jitter = 'none', budget = { share = 0.1 } }",
+            ["backoff_base", "jitter", "budget.share"]
+                .map(|key| {
+                    format!("`retry.{key}` is given in TOML, and has no effect because `retry.attempts` is 1")
+                })
+                .join("; "),
         ),
         (
             "preset = 'empty'\nslots = { min = 8, max = 8 }\ncontroller = 'brake'",
@@ -187,6 +206,9 @@ fn number_without_effect_is_refused() {
     for (text, wanted) in table {
         assert_eq!(toml(text).to_draft().unwrap_err().to_string(), wanted);
     }
+    // Another source may turn off what a file configures.
+    let off = Config::from_map([("retry.attempts", "1")]).unwrap();
+    assert!(toml("retry.backoff_base = 1").overlaid_by(off).to_draft().unwrap().retry.is_off());
     // What only the preset has follows.
     let draft = toml("preset = 'layered'\npause.tail = 0").to_draft().unwrap();
     let pause = Draft::layered().pause.tail(Duration::ZERO);
@@ -217,7 +239,7 @@ fn schema_bounds_are_not_wider_than_core() {
     const AROUND: &str = "preset = 'empty'\nslots.min = 1\nslots.max = 1073741824\nbytes.capacity = 1\n\
         pace.interval_min = 0\npace.interval_max = '366d'\nrate.amount = 1099511627776\nrate.period = 1\n\
         budget.tokens = 1\nbudget.window = 1\ncircuit.error_rate = 1\ncircuit.samples_min = 1\n\
-        circuit.window = 1\npause.tail = 1\npause.sizes.small_max = 1\npause.sizes.small = 1\npause.sizes.large = 1\n\
+        circuit.window = 1\npause.tail = 1\nrecovery_slots = 1\ntotal = 1\npause.sizes.small_max = 1\npause.sizes.small = 1\npause.sizes.large = 1\n\
         controller = 'brake'\nretry.backoff_base = 0\nretry.backoff_max = '366d'\nretry.jitter = 'range'\n\
         retry.jitter_min = 0\nretry.jitter_max = 1";
     let of_one = |key: &str| !key.starts_with("keyed.");
@@ -236,8 +258,11 @@ fn schema_bounds_are_not_wider_than_core() {
             }
             let key = Config::from_map([(field.key(), end)]).unwrap_or_else(|error| panic!("{error}"));
             let result = toml(AROUND).overlaid_by(key).to_draft();
-            // The bound of the burst depends on the rate.
-            let is_apart = field.key() == "rate.burst";
+            // The bound of the burst depends on the rate; zeros have no effect beside the other keys.
+            let is_apart = matches!(
+                (field.key(), end),
+                ("rate.burst", _) | ("pause.tail" | "pace.interval_max" | "total", "0s" | "0")
+            );
             assert!(result.is_ok() || is_apart, "{} = {end}: {result:?}", field.key());
         }
     }
