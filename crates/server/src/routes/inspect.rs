@@ -31,6 +31,8 @@ pub(super) async fn balances(
         let subject = (entity.0.as_str(), resource.0.as_str());
         lines(&state.within(state.limiter().balances(subject)).await??)
     } else {
+        // It reads all buckets of an entity.
+        let _slot = state.enter_report(caller.token())?;
         let balances = state.within(state.limiter().balances_of_entity(entity.0.as_str())).await??;
         balances.iter().map(|balance| LimitState::new(balance, None)).collect()
     };

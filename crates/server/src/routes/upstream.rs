@@ -46,7 +46,7 @@ pub(super) async fn acquire(
     };
     let within = body.within.map(|span| at_most("within", span, bounds.within_max)).transpose()?;
     let until = Instant::now() + within.unwrap_or_default();
-    let at_capacity = |at| Refusal::busy(at, PERMITS_MAX, caller.token());
+    let at_capacity = |at| Refusal::busy(at, (PERMITS_MAX, "requests"), caller.token());
     let slot = state.upstreams().slot(caller.token()).map_err(at_capacity)?;
     let cost = body.cost.pairs();
     let revoked = || Refusal::bad_token("the token was revoked");
