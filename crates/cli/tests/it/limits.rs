@@ -86,6 +86,14 @@ fn total_is_set_shown_and_repaired() {
             "{}",
             refused.stderr
         );
+        // Two limits of one name: the bucket is named.
+        fixture.ok("limits set entity d usd:5/day usd:9/day,across=resources");
+        let explained = fixture.ok("explain d o1 usd=1");
+        assert!(
+            explained.contains("d       o1        usd") && explained.contains("d       (all)     usd"),
+            "{explained}"
+        );
+        assert!(!fixture.ok("explain c gpt-4 tpm=1").contains("RESOURCE"));
         let balance = fixture.ok("balance c gpt-4");
         assert!(balance.contains("(all)   gpt-4     tpm"), "{balance}");
         let balance = &fixture.json("balance c gpt-4")["limits"][0];
