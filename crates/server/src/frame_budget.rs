@@ -208,7 +208,7 @@ mod tests {
     async fn old_connection_earns_no_more_than_burst() {
         let mut budget = opened();
         advance(Duration::from_hours(1)).await;
-        // The first burst is there from the beginning; the second is the most that time is worth.
+        // The first burst is available from the beginning; the second is the most that time is worth.
         assert_eq!(budget.count(&frame(PING, 8).repeat(2 * BURST as usize)), Ok(()));
         assert_eq!(budget.count(&frame(PING, 8)), Err(Flood));
     }
