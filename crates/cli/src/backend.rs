@@ -8,8 +8,8 @@ use std::time::Duration;
 use tidegate::store::archive::ArchiveReport;
 use tidegate::store::{AuditQuery, Listing, Page, PolicyChange};
 use tidegate::{
-    Balance, Capacity, Entity, EntityId, Expect, Explanation, LimitKey, LimitLine, Paging, Policy,
-    PolicyChanges, ResourceName, Scope, SettleStatus, Stamp, Subject, Undeclared, Usage, UsageQuery,
+    Balance, BucketLimit, Capacity, Entity, EntityId, Expect, Explanation, LimitKey, LimitLine, Paging,
+    Policy, PolicyChanges, ResourceName, Scope, SettleStatus, Stamp, Subject, Undeclared, Usage, UsageQuery,
     UsageSum, Version, Versioned,
 };
 use tidegate_core::limit::audit::Entry;
@@ -124,7 +124,7 @@ pub(crate) trait Backend {
     async fn set_bucket(
         &self,
         subject: &Subject,
-        limit: &LimitKey,
+        limit: &BucketLimit,
         units: Option<u64>,
     ) -> Result<Versioned<Balance>, Failure>;
     async fn explain(&self, request: &AcquireRequest) -> Result<Explanation, Failure>;

@@ -4,6 +4,7 @@
 //! write expects what the comparison has found. Entities and tokens that the file does not declare stay.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::env;
 use std::path::{Path, PathBuf};
 
@@ -11,6 +12,7 @@ use tidegate::{
     DeclaredToken, Entity, EntityId, Expect, Limiter, Manifest, Paging, PolicyChanges, Stamp, Undeclared,
     Version, Versioned,
 };
+use tidegate_core::limit::entity::LEVELS_MAX;
 use tidegate_core::limit::token::{Token, TokenId};
 use tidegate_server::Secret;
 use tokio::sync::Mutex;
@@ -33,6 +35,8 @@ pub(crate) struct ManifestChanges {
     pub(crate) policies: PolicyChanges,
     /// Tokens that do not exist.
     pub(crate) tokens: Vec<DeclaredToken>,
+    /// Declared tokens that were revoked, and stay so.
+    pub(crate) revoked: Vec<TokenId>,
 }
 
 /// The change of one entity.
@@ -69,9 +73,10 @@ impl ManifestChanges {
                 entities.push(EntityChange { before, after });
             }
         }
-        let tokens = missing_tokens(backend, manifest.tokens()).await?;
+        check_parents(backend, manifest, &entities).await?;
+        let (tokens, revoked) = missing_tokens(backend, manifest.tokens()).await?;
         let policies = backend.plan(manifest.policies(), extra).await?;
-        Ok(Self { entities, policies, tokens })
+        Ok(Self { entities, policies, tokens, revoked })
     }
 
     /// Writes the changes. Repeats nothing: a failure in the middle leaves a shorter plan.
@@ -95,13 +100,39 @@ impl ManifestChanges {
     }
 }
 
-/// The declared tokens that do not exist.
+/// Checks the parents of changed entities as the store would, before anything is written.
+async fn check_parents(
+    backend: &impl Backend,
+    manifest: &Manifest,
+    changes: &[EntityChange],
+) -> Result<(), Failure> {
+    let declared = manifest.entities().iter();
+    let mut parents: BTreeMap<EntityId, Option<EntityId>> =
+        declared.map(|entity| (entity.id().clone(), entity.parent_id().cloned())).collect();
+    for EntityChange { after, .. } in changes {
+        let mut above = after.parent_id().cloned();
+        for _ in 0..LEVELS_MAX {
+            let Some(id) = above else { break };
+            let Entry::Vacant(vacant) = parents.entry(id.clone()) else {
+                above = parents.get(&id).cloned().flatten();
+                continue;
+            };
+            let Some(found) = backend.entity(&id).await? else { break };
+            above = vacant.insert(found.value.parent_id().cloned()).clone();
+        }
+        let checked = after.check_parent(|id| parents.get(id).cloned());
+        checked.map_err(|error| Failure::usage(error.to_string()))?;
+    }
+    Ok(())
+}
+
+/// The declared tokens that do not exist, and those that were revoked.
 async fn missing_tokens(
     backend: &impl Backend,
     declared: &[DeclaredToken],
-) -> Result<Vec<DeclaredToken>, Failure> {
+) -> Result<(Vec<DeclaredToken>, Vec<TokenId>), Failure> {
     if declared.is_empty() {
-        return Ok(Vec::new());
+        return Ok((Vec::new(), Vec::new()));
     }
     let mut stored: BTreeMap<TokenId, Token> = BTreeMap::new();
     let (first, mut paging) = (Paging::first(1_000)?, Paging::first(1_000)?);
@@ -113,23 +144,23 @@ async fn missing_tokens(
             None => break,
         }
     }
-    let mut missing = Vec::new();
+    let (mut missing, mut revoked) = (Vec::new(), Vec::new());
     for token in declared {
         match stored.get(&token.id) {
             None => missing.push(token.clone()),
+            // The normal answer to a leak, which must not stop the next start.
+            Some(stored) if stored.revoked_at.is_some() => revoked.push(token.id.clone()),
             Some(stored) => check(token, stored)?,
         }
     }
-    Ok(missing)
+    Ok((missing, revoked))
 }
 
 /// Checks that a stored token is as declared: it cannot be changed.
 fn check(declared: &DeclaredToken, stored: &Token) -> Result<(), Failure> {
     let id = &declared.id;
     let expires = |at: Option<Stamp>| at.map_or_else(|| "never".to_owned(), |at| at.to_string());
-    let differs = if stored.revoked_at.is_some() {
-        "it was revoked".to_owned()
-    } else if stored.scopes != declared.scopes {
+    let differs = if stored.scopes != declared.scopes {
         format!("its scopes are {}, not {}", stored.scopes, declared.scopes)
     } else if stored.entity != declared.entity {
         let bound =
@@ -140,7 +171,7 @@ fn check(declared: &DeclaredToken, stored: &Token) -> Result<(), Failure> {
     } else {
         return Ok(());
     };
-    Err(Failure::failed(format!("the token `{id}` is not as the manifest declares: {differs}"))
+    Err(Failure::usage(format!("the token `{id}` is not as the manifest declares: {differs}"))
         .next("a token never changes: declare one with another id, and revoke this one"))
 }
 
@@ -210,6 +241,9 @@ impl ManifestFile {
                     let (entities, scopes) = (changes.entities.len(), changes.policies.steps().len());
                     let tokens = changes.tokens.len();
                     tracing::info!(version, entities, scopes, tokens, "applied the manifest");
+                    for token in &changes.revoked {
+                        tracing::warn!(%token, "the manifest declares a token that was revoked: it stays revoked");
+                    }
                     return Ok(());
                 }
             }

@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use clap::Args;
 use tidegate::store::Cursor;
 use tidegate::{
-    EntityId, Expect, InvalidName, LimitName, OnExpiry, OnUnavailable, Paging, ResourceName, Scope, Share,
-    Stamp, Subject, Version,
+    EntityId, Expect, InvalidName, OnExpiry, OnUnavailable, Paging, ResourceName, Scope, Share, Stamp,
+    Subject, Version,
 };
 
 use crate::failure::Failure;
@@ -123,11 +123,6 @@ pub(crate) fn entity(text: &str) -> Result<EntityId, String> {
 /// A resource's name.
 pub(crate) fn resource(text: &str) -> Result<ResourceName, String> {
     ResourceName::new(text).map_err(|error| error.to_string())
-}
-
-/// A limit's name.
-pub(crate) fn limit_name(text: &str) -> Result<LimitName, String> {
-    LimitName::new(text).map_err(|error| error.to_string())
 }
 
 /// The units requested of one limit.

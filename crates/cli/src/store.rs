@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use tidegate::store::archive::{ArchiveOptions, ArchivePlace, ArchiveReport, archive};
 use tidegate::store::{AuditQuery, Listing, Lookup, Page, PolicyChange, Reply};
 use tidegate::{
-    Admin, Balance, Capacity, Entity, EntityId, Expect, Explanation, Lease, LimitError, LimitKey, LimitLine,
-    Limiter, Paging, Policy, PolicyChanges, ResourceName, Scope, SettleStatus, Stamp, Store, StoreError,
-    Subject, Undeclared, Usage, UsageQuery, UsageSum, Version, Versioned,
+    Admin, Balance, BucketLimit, Capacity, Entity, EntityId, Expect, Explanation, Lease, LimitError,
+    LimitKey, LimitLine, Limiter, Paging, Policy, PolicyChanges, ResourceName, Scope, SettleStatus, Stamp,
+    Store, StoreError, Subject, Undeclared, Usage, UsageQuery, UsageSum, Version, Versioned,
 };
 use tidegate_core::limit::audit::Entry;
 use tidegate_core::limit::name::Namespace;
@@ -166,10 +166,10 @@ impl Backend for InProcess {
     async fn set_bucket(
         &self,
         subject: &Subject,
-        limit: &LimitKey,
+        limit: &BucketLimit,
         units: Option<u64>,
     ) -> Result<Versioned<Balance>, Failure> {
-        self.call_limiter(self.admin.set_bucket(subject, limit, units)).await
+        self.call_limiter(self.admin.set_bucket(subject, limit.clone(), units)).await
     }
 
     async fn explain(&self, wanted: &AcquireRequest) -> Result<Explanation, Failure> {

@@ -94,7 +94,8 @@ wire! {
         pub entity: EntityId,
         /// A resource that it draws for.
         pub resource: ResourceName,
-        /// The limit: `tpm`, or `tpm,across=entities` for the pooled limit of that name.
+        /// The limit: `tpm`; `tpm,across=entities` for the pooled limit of that name; `tpm:1k/min` for a limit that was
+        /// given with calls, or by a rule for Envoy.
         pub limit: String,
         /// The units available from now on, at most the burst; absent fills the bucket.
         #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -37,7 +37,7 @@ impl RouteGuard {
         if caller.bound_to().is_some() && !self.route.is_of_one_entity() {
             return Err(caller.not_its_entity("and this concerns others"));
         }
-        let slot = self.state.enter(caller.token(), self.route.has_reserve())?;
+        let slot = self.state.enter(caller.token(), &self.route)?;
         request.extensions_mut().insert(caller);
         Ok(slot)
     }

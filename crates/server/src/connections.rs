@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use std::time::Duration;
 use metrics::Counter;
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::log_throttle::LogThrottle;
 use crate::meters::ConnectionMeters;
@@ -25,6 +25,10 @@ const CHECK_EVERY: Duration = Duration::from_secs(1);
 /// How long a connection may be idle while the server stops: Envoy may have sent a call before it learned of
 /// the shutdown, and a response may still be on its way.
 const STOP_IDLE: Duration = Duration::from_millis(500);
+
+/// How long a connection is idle before another one may take its place: a response may still be on its way. One
+/// that never had a call has no response.
+pub(crate) const EVICT_IDLE: Duration = Duration::from_millis(100);
 
 /// The connections of one listener.
 pub(crate) struct Connections {
@@ -101,7 +105,7 @@ impl Activity {
         Call(Arc::clone(self))
     }
 
-    /// The address of the peer.
+    /// The address of the peer, as shares are counted.
     pub(crate) const fn address(&self) -> IpAddr {
         self.address
     }
@@ -112,6 +116,13 @@ impl Activity {
 
     fn idle_since(&self) -> Instant {
         self.opened_at + Duration::from_millis(self.last_end.load(Ordering::Relaxed))
+    }
+
+    /// Whether another connection may take the place of this one.
+    fn is_evictable(&self) -> bool {
+        let is_flushed =
+            || self.ended.load(Ordering::Relaxed) == 0 || self.idle_since().elapsed() >= EVICT_IDLE;
+        self.is_idle() && is_flushed()
     }
 
     /// Orders idle connections: those that never had a call come first, then the longest idle.
@@ -161,7 +172,8 @@ impl Connections {
     }
 
     /// Opens a connection from this address, at the cost of an idle one if necessary.
-    pub(crate) fn open(self: &Arc<Self>, address: IpAddr) -> Admission {
+    pub(crate) fn open(self: &Arc<Self>, peer: IpAddr) -> Admission {
+        let address = shared_address(peer);
         let mut table = self.lock();
         let (held, free) = (table.held(address), self.max.saturating_sub(table.open.len()));
         if !may_take(self.max, free, held) {
@@ -205,9 +217,9 @@ impl Connections {
         self.meters.flooded.clone()
     }
 
-    /// Waits until a connection was closed, or has become idle.
+    /// Waits until a connection was closed, or one that has become idle may be evicted.
     pub(crate) async fn freed(&self) {
-        self.freed.notified().await;
+        let _ = timeout(EVICT_IDLE, self.freed.notified()).await;
     }
 
     /// Closes connections on which no call has ended for `unread_max`, although some are in flight: the peer
@@ -250,7 +262,7 @@ impl Table {
     fn longest_idle(&self, of: Option<IpAddr>) -> Option<u64> {
         let idle = self.open.iter().filter(|(_, entry)| {
             entry.task.is_some()
-                && entry.activity.is_idle()
+                && entry.activity.is_evictable()
                 && of.is_none_or(|address| entry.activity.address == address)
         });
         idle.min_by_key(|(_, entry)| entry.activity.eviction_rank()).map(|(id, _)| *id)
@@ -303,6 +315,14 @@ impl Table {
     }
 }
 
+/// The address that shares are counted by. A host has a whole IPv6 network of 64 bits, and counts as one.
+fn shared_address(peer: IpAddr) -> IpAddr {
+    match peer.to_canonical() {
+        IpAddr::V6(peer) => Ipv6Addr::from_bits(peer.to_bits() & !u128::from(u64::MAX)).into(),
+        peer => peer,
+    }
+}
+
 impl fmt::Debug for Connections {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connections").field("max", &self.max).finish_non_exhaustive()
@@ -316,7 +336,11 @@ mod tests {
 
     /// Opens a connection whose task never ends.
     fn open(connections: &Arc<Connections>, last: u8) -> Option<Connection> {
-        match connections.open(IpAddr::from([10, 0, 0, last])) {
+        open_from(connections, IpAddr::from([10, 0, 0, last]))
+    }
+
+    fn open_from(connections: &Arc<Connections>, peer: IpAddr) -> Option<Connection> {
+        match connections.open(peer) {
             Admission::Admitted(connection) => {
                 let task = tokio::spawn(std::future::pending::<()>());
                 connections.started(connection.id(), task.abort_handle());
@@ -353,9 +377,42 @@ mod tests {
         let first = open(&connections, 1).unwrap();
         let call = first.activity().begin();
         assert!(open(&connections, 2).is_none());
-        let freed = tokio::time::timeout(Duration::from_mins(1), connections.freed());
-        let ((), freed) = tokio::join!(async { drop(call) }, freed);
-        assert!(freed.is_ok() && open(&connections, 2).is_some() && !is_open(&connections, &first));
+        drop(call);
+        let opened = async {
+            loop {
+                match open(&connections, 2) {
+                    Some(opened) => break opened,
+                    None => connections.freed().await,
+                }
+            }
+        };
+        let _second = timeout(2 * EVICT_IDLE, opened).await.expect("a place");
+        assert!(!is_open(&connections, &first));
+    }
+
+    /// A response that was decided may be in the buffer of the connection: it was dropped with it.
+    #[tokio::test(start_paused = true)]
+    async fn connection_is_not_evicted_before_its_response() {
+        let connections = Connections::new(1, Meters::new().connections("envoy"));
+        let first = open(&connections, 1).unwrap();
+        drop(first.activity().begin());
+        for peer in [1, 2] {
+            assert!(open(&connections, peer).is_none() && is_open(&connections, &first));
+        }
+        sleep(EVICT_IDLE).await;
+        assert!(open(&connections, 2).is_some() && !is_open(&connections, &first));
+    }
+
+    /// Each of the 2⁶⁴ addresses of one host had a share of its own.
+    #[tokio::test(start_paused = true)]
+    async fn addresses_of_one_ipv6_network_share() {
+        let connections = Connections::new(3, Meters::new().connections("api"));
+        let open = |peer: &str| open_from(&connections, peer.parse().unwrap());
+        let busy = ["2001:db8::1", "2001:db8::2:0:0:9"].map(|peer| open(peer).unwrap());
+        let _calls = [busy[0].activity().begin(), busy[1].activity().begin()];
+        assert!(open("2001:db8::3").is_none(), "the network has its share");
+        assert!(open("2001:db8:0:1::1").is_some(), "another network has a share of its own");
+        assert_eq!(shared_address("::ffff:10.0.0.1".parse().unwrap()), IpAddr::from([10, 0, 0, 1]));
     }
 
     #[tokio::test(start_paused = true)]

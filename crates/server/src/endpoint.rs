@@ -127,7 +127,7 @@ impl Endpoint {
             }
         };
         loop {
-            match self.connections.open(peer.ip().to_canonical()) {
+            match self.connections.open(peer.ip()) {
                 Admission::Admitted(connection) => return Some((stream, connection)),
                 Admission::Refused => return None,
                 Admission::Full => self.connections.freed().await,

@@ -9,8 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tidegate::store::SweepReport;
 use tidegate::{LimitError, LimitEvent, Limiter, Subject};
 use tidegate_client::{EntityId, Event, ResourceName};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast, watch};
+use tidegate_core::limit::token::TokenId;
+use tokio::sync::{broadcast, watch};
 
+use crate::slots::{AtCapacity, Slot, Slots};
 use crate::top_subjects::TopSubjects;
 
 /// Backlog of a listener, in events.
@@ -19,8 +21,7 @@ const BACKLOG_MAX: usize = 256;
 /// The event broadcast.
 pub(crate) struct EventBroadcast {
     events: broadcast::Sender<Arc<Event>>,
-    slots: Arc<Semaphore>,
-    listeners_max: usize,
+    slots: Arc<Slots>,
     is_closed: watch::Sender<bool>,
     expired: [AtomicU64; 2],
     busy: AtomicU64,
@@ -31,14 +32,13 @@ pub(crate) struct EventBroadcast {
 pub(crate) struct Subscription {
     events: broadcast::Receiver<Arc<Event>>,
     is_closed: watch::Receiver<bool>,
-    _slot: OwnedSemaphorePermit,
+    _slot: Slot,
 }
 
 impl EventBroadcast {
     /// Creates a broadcast that forwards the limiter's events.
     pub(crate) fn new(limiter: &Limiter, listeners_max: usize) -> Self {
         let (events, _) = broadcast::channel(BACKLOG_MAX);
-        let listeners_max = listeners_max.min(Semaphore::MAX_PERMITS);
         let sender = events.clone();
         limiter.on_event(move |event| {
             if sender.receiver_count() > 0
@@ -49,8 +49,7 @@ impl EventBroadcast {
         });
         Self {
             events,
-            slots: Arc::new(Semaphore::new(listeners_max)),
-            listeners_max,
+            slots: Slots::new(listeners_max),
             is_closed: watch::Sender::new(false),
             expired: Default::default(),
             busy: AtomicU64::new(0),
@@ -58,16 +57,16 @@ impl EventBroadcast {
         }
     }
 
-    /// Subscribes, or returns the maximum number of listeners if it is reached.
-    pub(crate) fn subscribe(&self) -> Result<Subscription, usize> {
-        let slot = Arc::clone(&self.slots).try_acquire_owned().map_err(|_| self.listeners_max)?;
+    /// Subscribes with this token, unless it has its share of the listeners.
+    pub(crate) fn subscribe(&self, token: &TokenId) -> Result<Subscription, AtCapacity> {
+        let slot = self.slots.take(token)?;
         let (events, is_closed) = (self.events.subscribe(), self.is_closed.subscribe());
         Ok(Subscription { events, is_closed, _slot: slot })
     }
 
     /// The current and the maximum number of listeners.
     pub(crate) fn listeners(&self) -> (usize, usize) {
-        (self.listeners_max - self.slots.available_permits(), self.listeners_max)
+        (self.slots.used(), self.slots.max())
     }
 
     /// Sends an event to all listeners. Without listeners, the event is not constructed.
@@ -197,6 +196,10 @@ mod tests {
 
     use super::*;
 
+    fn token(id: &str) -> TokenId {
+        TokenId::new(id).expect("valid")
+    }
+
     fn busy(events: &EventBroadcast) {
         events.send(|| Event::Busy { requests_max: 1 });
     }
@@ -204,7 +207,8 @@ mod tests {
     #[tokio::test]
     async fn slow_listener_gets_lag_count_and_continues() {
         let events = EventBroadcast::new(&Limiter::new(Memory::new()), 2);
-        let (mut slow, mut quick) = (events.subscribe().unwrap(), events.subscribe().unwrap());
+        let (mut slow, mut quick) =
+            (events.subscribe(&token("slow")).unwrap(), events.subscribe(&token("quick")).unwrap());
         for _ in 0..BACKLOG_MAX + 7 {
             busy(&events);
             assert_eq!(quick.next().await.name(), "busy");
@@ -218,14 +222,15 @@ mod tests {
     #[tokio::test]
     async fn dropped_listener_frees_slot_and_close_ends_all() {
         let events = EventBroadcast::new(&Limiter::new(Memory::new()), 1);
-        let first = events.subscribe().unwrap();
-        assert_eq!((events.subscribe().err(), events.listeners()), (Some(1), (1, 1)));
+        let subscribe = || events.subscribe(&token("ci"));
+        let first = subscribe().unwrap();
+        assert_eq!((subscribe().err(), events.listeners()), (Some(AtCapacity::Full), (1, 1)));
         drop(first);
-        let mut second = events.subscribe().unwrap();
+        let mut second = subscribe().unwrap();
         busy(&events);
         events.close();
         assert_eq!(*second.next().await, Event::Stopping, "before pending events");
         drop(second);
-        assert_eq!(*events.subscribe().unwrap().next().await, Event::Stopping);
+        assert_eq!(*subscribe().unwrap().next().await, Event::Stopping);
     }
 }

@@ -86,10 +86,14 @@ impl FrameBudget {
 
     /// Adds what the time since the last refill is worth. The clock is read only if the budget is spent.
     fn refill(&mut self) {
-        let millis = self.refilled_at.elapsed().as_millis().min(u128::from(BURST));
-        let earned = u32::try_from(millis).unwrap_or(BURST).saturating_mul(PER_SECOND) / 1_000;
+        let (now, millis_max) = (Instant::now(), u64::from(BURST) * 1_000 / u64::from(PER_SECOND));
+        let elapsed = u64::try_from(now.duration_since(self.refilled_at).as_millis());
+        let millis = elapsed.unwrap_or(u64::MAX).min(millis_max);
+        let earned = u32::try_from(millis * u64::from(PER_SECOND) / 1_000).unwrap_or(BURST);
         if earned > 0 {
-            self.refilled_at += Duration::from_millis(u64::try_from(millis).unwrap_or(0));
+            // Time beyond the burst is not kept for later.
+            let is_full = millis == millis_max;
+            self.refilled_at = if is_full { now } else { self.refilled_at + Duration::from_millis(millis) };
             self.available = earned.min(BURST);
         }
     }
@@ -196,6 +200,16 @@ mod tests {
         assert_eq!(budget.count(&frame(PING, 8).repeat(BURST as usize)), Ok(()));
         advance(Duration::from_millis(500)).await;
         assert_eq!(budget.count(&frame(PING, 8).repeat(500)), Ok(()));
+        assert_eq!(budget.count(&frame(PING, 8)), Err(Flood));
+    }
+
+    /// Each refill took ten seconds of the connection's age: one that was an hour old could send 3.6 million.
+    #[tokio::test(start_paused = true)]
+    async fn old_connection_earns_no_more_than_burst() {
+        let mut budget = opened();
+        advance(Duration::from_hours(1)).await;
+        // The first burst is available from the beginning; the second is the most that time is worth.
+        assert_eq!(budget.count(&frame(PING, 8).repeat(2 * BURST as usize)), Ok(()));
         assert_eq!(budget.count(&frame(PING, 8)), Err(Flood));
     }
 }

@@ -39,7 +39,8 @@ pub struct Bounds {
     pub drain_time: Duration,
     /// Interval of the sweep that ends expired leases. Default: 5 seconds.
     pub sweep_every: Duration,
-    /// Maximum number of event listeners, which do not count as requests. Default: 64.
+    /// Maximum number of event listeners, which do not count as requests. A token may have 15 of 16, and less
+    /// while others need them. Default: 64.
     pub listeners_max: usize,
     /// Interval of keep-alive comments to event listeners, and of checks whether their tokens are still
     /// valid. Default: 15 seconds.

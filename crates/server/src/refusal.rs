@@ -46,13 +46,13 @@ impl Refusal {
         Self { challenge: Some("Bearer error=\"invalid_token\""), ..refusal }
     }
 
-    /// Too many requests are in flight, of all callers or of this token.
-    pub(crate) fn busy(at: AtCapacity, requests_max: usize, token: &TokenId) -> Self {
+    /// Too many requests, or requests of one kind, are in flight, of all callers or of this token.
+    pub(crate) fn busy(at: AtCapacity, (max, of): (usize, &str), token: &TokenId) -> Self {
         let detail = match at {
-            AtCapacity::Full => format!("too many requests: {requests_max} are in flight"),
+            AtCapacity::Full => format!("too many {of}: {max} are in flight"),
             AtCapacity::Share { held } => format!(
-                "too many requests of the token `{token}`: {held} are in flight, and the rest of \
-                 {requests_max} is for other tokens"
+                "too many {of} of the token `{token}`: {held} are in flight, and the rest of {max} is for \
+                 other tokens"
             ),
         };
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "busy", "Busy", detail)

@@ -32,6 +32,9 @@ const METRICS_CONNECTIONS_MAX: usize = 64;
 /// Grace period for calls that Envoy sent before it learned of the shutdown.
 const STOP_GRACE: Duration = Duration::from_millis(500);
 
+/// Maximum wait for the store to record Envoy's reports, before the limiter is closed.
+const REPORTS_GRACE: Duration = Duration::from_secs(5);
+
 /// The listeners of a server.
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
@@ -231,11 +234,13 @@ impl Server {
         };
         let (draining, drained_signal) = oneshot::channel::<()>();
         let proxies = Arc::new(GracefulShutdown::new());
+        let mut reports = None;
         let envoy = self.envoy.map(|(listener, rules)| {
             let (services, health) = rls::services(state.clone(), rules, shutdown.clone());
             health_checks.spawn(health.until_stopped(shutdown.clone(), drained_signal.map(drop)));
             // A call is decided within the first half.
             tasks.spawn(Arc::clone(&grpc).close_stalled(bounds.body_time.saturating_mul(2)));
+            reports = Some(services.clone());
             let (protocol, tls_handshake) = (Protocol::Envoy(services), tls_handshake(Alpn::Http2));
             let connections = Arc::clone(&grpc);
             let endpoint = Endpoint { listener, protocol, bounds, connections, tls_handshake };
@@ -251,6 +256,10 @@ impl Server {
             // Envoy treats errors as an allow by default, so calls already on their way still get a verdict.
             let _ = timeout(STOP_GRACE.min(bounds.drain_time), &mut proxies).await;
             drop(draining);
+            if let Some(reports) = &reports {
+                // Reports are refused once the limiter is closed.
+                let _ = timeout(REPORTS_GRACE.min(bounds.drain_time), reports.reports_recorded()).await;
+            }
             state.close();
             let drained = async {
                 drain_connections(graceful, http).await;

@@ -4,8 +4,7 @@
 //! A caller that is alone gets 15 of 16 slots. When others come, it gets none back until they have all they
 //! want or as much as it has, and a new caller always finds a slot. No caller has to be configured.
 
-use std::collections::hash_map::DefaultHasher;
-use std::hash::{Hash, Hasher as _};
+use std::hash::{BuildHasher as _, Hash, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
@@ -23,12 +22,13 @@ pub(crate) fn may_take(max: usize, free: usize, held: usize) -> bool {
     free > held || free > spare.saturating_add(others)
 }
 
-/// The slots. Callers are authenticated names or addresses, so the hash needs no secret.
+/// The slots. The hash is keyed at random: no caller can choose a name or an address that shares the counter of another.
 #[derive(Debug)]
 pub struct Slots {
     max: usize,
     free: AtomicUsize,
     held: Box<[AtomicU32]>,
+    hasher: RandomState,
 }
 
 /// One slot, which is returned on drop.
@@ -63,7 +63,7 @@ impl Slots {
     /// ```
     pub fn new(max: usize) -> Arc<Self> {
         let held = (0..COUNTERS).map(|_| AtomicU32::new(0)).collect();
-        Arc::new(Self { max, free: AtomicUsize::new(max), held })
+        Arc::new(Self { max, free: AtomicUsize::new(max), held, hasher: RandomState::new() })
     }
 
     pub(crate) const fn max(&self) -> usize {
@@ -80,9 +80,7 @@ impl Slots {
     /// # Errors
     /// [`AtCapacity`] if the caller already has its share.
     pub fn take(self: &Arc<Self>, caller: &impl Hash) -> Result<Slot, AtCapacity> {
-        let mut hasher = DefaultHasher::new();
-        caller.hash(&mut hasher);
-        let counter = usize::try_from(hasher.finish() % COUNTERS as u64).unwrap_or(0);
+        let counter = usize::try_from(self.hasher.hash_one(caller) % COUNTERS as u64).unwrap_or(0);
         self.take_if(counter, |free, held| may_take(self.max, free, held))
     }
 

@@ -19,6 +19,7 @@ use crate::lease_key::LeaseKey;
 use crate::meters::{Meters, StoreMeters};
 use crate::options::Bounds;
 use crate::refusal::Refusal;
+use crate::routes::RouteInfo;
 use crate::slots::{AtCapacity, Slot, Slots};
 use crate::tls::Tls;
 use crate::token_cache::{StoreTokenCache, TokenCache};
@@ -26,6 +27,9 @@ use crate::upstreams::Upstreams;
 
 /// Slots for requests that operators need while callers use all others.
 const RESERVED_SLOTS: usize = 64;
+/// Slots for listings and reports. They read many records, and share the store's readers with the lookups of tokens
+/// and limits, which every request needs.
+const REPORT_SLOTS: usize = 32;
 /// Revocations that a waiting request may have missed before it checks its token again.
 const REVOCATIONS_MAX: usize = 64;
 
@@ -39,6 +43,7 @@ struct Shared {
     options: StateOptions,
     running: Arc<Slots>,
     reserve: Arc<Slots>,
+    reports: Arc<Slots>,
     meters: Meters,
     events: EventBroadcast,
     revocations: broadcast::Sender<TokenId>,
@@ -100,6 +105,7 @@ impl State {
             options,
             running,
             reserve,
+            reports: Slots::new(REPORT_SLOTS),
             meters: Meters::new(),
             events,
             revocations: broadcast::Sender::new(REVOCATIONS_MAX),
@@ -155,25 +161,32 @@ impl State {
     }
 
     /// Takes a slot for a request of this token; one with access to the reserve finds one there too.
-    pub(crate) fn enter(&self, token: &TokenId, has_reserve: bool) -> Result<Slot, Refusal> {
-        let Shared { running, reserve, .. } = &*self.0;
-        match running.take(token) {
-            Err(_) if has_reserve => reserve.take(token),
+    pub(crate) fn enter(&self, token: &TokenId, route: &RouteInfo) -> Result<Slot, Refusal> {
+        let Shared { running, reserve, reports, .. } = &*self.0;
+        let (slots, of) = if route.is_report() { (reports, "reports") } else { (running, "requests") };
+        let slot = match slots.take(token) {
+            Err(_) if route.has_reserve() => reserve.take(token),
             slot => slot,
-        }
-        .map_err(|at| self.busy(at, running.max(), token))
+        };
+        slot.map_err(|at| self.busy(at, (slots.max(), of), token))
+    }
+
+    /// Takes a slot for a listing or a report of this token.
+    pub(crate) fn enter_report(&self, token: &TokenId) -> Result<Slot, Refusal> {
+        let reports = &self.0.reports;
+        reports.take(token).map_err(|at| self.busy(at, (reports.max(), "reports"), token))
     }
 
     /// Records that a request found no slot.
-    pub(crate) fn busy(&self, at: AtCapacity, requests_max: usize, token: &TokenId) -> Refusal {
+    pub(crate) fn busy(&self, at: AtCapacity, (max, of): (usize, &str), token: &TokenId) -> Refusal {
         self.meters().busy();
-        self.events().busy(requests_max);
-        Refusal::busy(at, requests_max, token)
+        self.events().busy(max);
+        Refusal::busy(at, (max, of), token)
     }
 
     /// Returns the number of requests in flight.
     pub(crate) fn requests(&self) -> usize {
-        self.0.running.used() + self.0.reserve.used()
+        self.0.running.used() + self.0.reserve.used() + self.0.reports.used()
     }
 
     pub(crate) fn meters(&self) -> &Meters {

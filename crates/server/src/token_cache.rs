@@ -7,13 +7,14 @@
 
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use subtle::ConstantTimeEq;
-use tidegate::store::Reply;
 use tidegate::store::two_generations::{Hashed, TwoGenerations};
+use tidegate::store::{EngineTime, Reply};
 use tidegate::{Limiter, StoreError, Version};
 use tidegate_core::limit::token::{Token, TokenHash, TokenId};
 use tokio::time::{Instant, timeout};
@@ -22,6 +23,9 @@ use crate::token::Secret;
 
 /// How long a cached token stays valid while the store is unavailable.
 const STALE_MAX: Duration = Duration::from_mins(1);
+
+/// How many deadlines of the store a lookup may wait in the store's own queue.
+const QUEUED_MAX: u32 = 3;
 
 /// A stored token and the hash of its secret.
 #[derive(Debug, Clone)]
@@ -92,10 +96,7 @@ impl StoreTokenCache {
         }
         // The age of an entry counts from the request: the token may change before the response arrives.
         let (queried_at, invalidations) = (Instant::now(), self.invalidations());
-        let deadline = self.limiter.store_deadline();
-        let millis = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
-        let answer = timeout(deadline, self.limiter.store().token(id)).await;
-        match answer.unwrap_or(Err(StoreError::TimedOut { millis })) {
+        match self.within_deadline(self.limiter.store().token(id), cached.is_some()).await {
             Ok(found) => {
                 let stored = found.map(|(hash, token)| Arc::new(StoredToken { token: token.value, hash }));
                 if self.invalidations() == invalidations {
@@ -109,6 +110,26 @@ impl StoreTokenCache {
                 }
                 _ => Err(error),
             },
+        }
+    }
+
+    /// Awaits a reply for the store's deadline. Time in the store's own queue does not count, up to three deadlines,
+    /// unless a cached token can answer instead.
+    async fn within_deadline<T: Unpin>(&self, reply: Reply<'_, T>, is_cached: bool) -> Result<T, StoreError> {
+        let (deadline, began, time) = (self.limiter.store_deadline(), Instant::now(), EngineTime::default());
+        let (mut reply, mut wait) = (pin!(time.follow(reply)), deadline);
+        loop {
+            if let Ok(answer) = timeout(wait, reply.as_mut()).await {
+                return answer;
+            }
+            wait = match time.elapsed() {
+                None if !is_cached && began.elapsed() < deadline.saturating_mul(QUEUED_MAX) => deadline,
+                Some(elapsed) if elapsed < deadline => deadline.saturating_sub(elapsed),
+                _ => {
+                    let millis = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
+                    return Err(StoreError::TimedOut { millis });
+                }
+            };
         }
     }
 
@@ -272,6 +293,28 @@ mod tests {
             tokio::time::advance(Duration::from_secs(20)).await;
             assert!(token_cache.get(&id("ci")).await.unwrap_err().is_transient(), "it may have been revoked");
         }
+    }
+
+    /// A lookup behind other calls failed, although the store answered each at once.
+    #[tokio::test(start_paused = true)]
+    async fn time_in_the_stores_queue_is_not_its_own() {
+        let (_, token_cache, _) = token_cache().await;
+        let deadline = token_cache.limiter.store_deadline();
+        let lookup = async |queued: u32, engine: Duration, is_cached| {
+            let reply = Reply::later(async move {
+                let time = EngineTime::current();
+                time.wait();
+                tokio::time::sleep(deadline * queued).await;
+                time.send();
+                tokio::time::sleep(engine).await;
+                Ok(())
+            });
+            token_cache.within_deadline(reply, is_cached).await.is_ok()
+        };
+        assert!(lookup(2, deadline / 2, false).await);
+        assert!(!lookup(0, deadline * 2, false).await, "the store is slow");
+        assert!(!lookup(9, Duration::ZERO, false).await, "the queue is stuck");
+        assert!(!lookup(2, Duration::ZERO, true).await, "the cached token is used");
     }
 
     #[tokio::test(start_paused = true)]

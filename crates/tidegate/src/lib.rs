@@ -133,9 +133,9 @@ pub use keyed::{
 pub use limiter::blocking;
 #[cfg(feature = "shared")]
 pub use limiter::{
-    AdjustStatus, Admin, CacheStats, Capacity, Degraded, Explanation, InvalidLimiter, Lease, LeaseStep,
-    LimitError, LimitEvent, LimitLine, Limited, Limiter, LimiterBuilder, LimiterStats, OpenLease, Request,
-    SettleStatus, SubjectRef, UsageSum, Would,
+    AdjustStatus, Admin, BucketLimit, CacheStats, Capacity, Degraded, Explanation, InvalidBucketLimit,
+    InvalidLimiter, Lease, LeaseStep, LimitError, LimitEvent, LimitLine, Limited, Limiter, LimiterBuilder,
+    LimiterStats, OpenLease, Request, SettleStatus, SubjectRef, UsageSum, Would,
 };
 #[cfg(feature = "test-util")]
 pub use manual_clock::ManualClock;

@@ -2,8 +2,9 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use tidegate::{Balance, Stamp, Subject, Usage, UsageQuery, Window};
+use tidegate::{Stamp, Subject, Usage, UsageQuery, Window};
 
 use super::{owner, series_name};
 use crate::codec;
@@ -121,11 +122,11 @@ impl Chart {
     }
 
     /// The units that a limit refills in the last window.
-    pub(crate) fn refill(&self, balance: &Balance) -> u64 {
+    pub(crate) fn refill(&self, amount: u64, period: Duration) -> u64 {
         let Some(start) = self.starts.last() else { return 0 };
         let window = self.window.around(*start);
         let micros = window.end.since(window.start).as_micros();
-        let units = u128::from(balance.amount) * micros / balance.period.as_micros().max(1);
+        let units = u128::from(amount) * micros / period.as_micros().max(1);
         u64::try_from(units).unwrap_or(u64::MAX)
     }
 

@@ -11,8 +11,12 @@ use std::ffi::OsString;
 use std::fs;
 use std::io::{self, IsTerminal as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use tidegate::{Balance, EntityId, LimitName, Paging, ResourceName, Usage, UsageOf, UsageQuery};
+use tidegate::{
+    Balance, EntityId, LimitName, Paging, ResourceName, Scope, Subject, Usage, UsageOf, UsageQuery,
+};
+use tidegate_core::limit::rule::Rule;
 
 use crate::backend::Backend;
 use crate::codec;
@@ -168,29 +172,56 @@ async fn read(backend: &impl Backend, query: &UsageQuery) -> Result<Vec<Usage>, 
 /// Reads the current limits of what is drawn, and the units that they refill in a window.
 async fn read_limits(backend: &impl Backend, chart: &mut Chart) -> Result<(), Failure> {
     let subjects = chart.all_series().into_iter().filter_map(|series| series.subject.clone());
-    let mut known: Vec<Balance> = Vec::new();
+    let mut known: Vec<(Subject, LimitName, u64)> = Vec::new();
     for subject in subjects.collect::<BTreeSet<_>>() {
-        match (subject.one_entity(), subject.one_resource()) {
+        let balances = match (subject.one_entity(), subject.one_resource()) {
             (Some(_), Some(_)) => {
-                known.extend(backend.balances(&subject).await?.into_iter().map(|line| line.balance));
+                backend.balances(&subject).await?.into_iter().map(|line| line.balance).collect()
             }
-            (Some(entity), None) => known.extend(backend.balances_of_entity(entity).await?),
-            // A pool of all entities is also read with each of them.
-            (None, _) => {}
-        }
+            (Some(entity), None) => backend.balances_of_entity(entity).await?,
+            (None, _) => {
+                let rules = rules_of_pool(backend, &subject).await?;
+                let refill = |rule: &Rule| chart.refill(rule.shape().amount(), rule.shape().period());
+                known.extend(rules.iter().map(|rule| (subject.clone(), rule.name().clone(), refill(rule))));
+                continue;
+            }
+        };
+        let refill = |balance: &Balance| chart.refill(balance.amount, balance.period);
+        known.extend(balances.into_iter().map(|balance| {
+            let refill = refill(&balance);
+            (balance.subject, balance.limit, refill)
+        }));
     }
     let refills = |panel: &Panel| {
-        let is_drawn = |balance: &&Balance| {
+        let is_drawn = |(subject, limit, _): &&(Subject, LimitName, u64)| {
             let mut subjects = panel.series.iter().filter_map(|series| series.subject.as_ref());
-            balance.limit.as_str() == panel.limit && subjects.any(|subject| *subject == balance.subject)
+            limit.as_str() == panel.limit && subjects.any(|drawn| drawn == subject)
         };
-        known.iter().filter(is_drawn).map(|balance| chart.refill(balance)).collect::<BTreeSet<_>>()
+        known.iter().filter(is_drawn).map(|(_, _, refill)| *refill).collect::<BTreeSet<_>>()
     };
     let refills: Vec<_> = chart.panels.iter().map(refills).collect();
     for (panel, refills) in chart.panels.iter_mut().zip(refills) {
         panel.refills = refills.into_iter().take(REFILLS_MAX).collect();
     }
     Ok(())
+}
+
+/// The limits of a pool over all entities, which no entity's policy can have.
+async fn rules_of_pool(backend: &impl Backend, pool: &Subject) -> Result<Vec<Arc<Rule>>, Failure> {
+    let mut rules: Vec<Arc<Rule>> = Vec::new();
+    for scope in pool.one_resource().cloned().map(Scope::Resource).into_iter().chain([Scope::System]) {
+        let Some(policy) = backend.policy(&scope).await? else { continue };
+        for rule in policy.value.rules() {
+            // The narrowest scope wins.
+            if rule.across() == pool.across() && rules.iter().all(|known| known.name() != rule.name()) {
+                rules.push(Arc::clone(rule));
+            }
+        }
+        if policy.value.is_only() {
+            break;
+        }
+    }
+    Ok(rules)
 }
 
 /// The name of a series, which is unique within its limit.

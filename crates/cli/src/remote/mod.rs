@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use tidegate::store::archive::ArchiveReport;
 use tidegate::store::{AuditQuery, Cursor, Listing, Page, PolicyChange};
 use tidegate::{
-    Balance, Capacity, Entity, EntityId, Expect, Explanation, LimitKey, LimitLine, Paging, Policy,
-    PolicyChanges, ResourceName, Scope, Source, Stamp, Step, Subject, Undeclared, Usage, UsageOf, UsageQuery,
-    UsageSum, Version, Versioned, Would,
+    Balance, BucketLimit, Capacity, Entity, EntityId, Expect, Explanation, LimitKey, LimitLine, Paging,
+    Policy, PolicyChanges, ResourceName, Scope, Source, Stamp, Step, Subject, Undeclared, Usage, UsageOf,
+    UsageQuery, UsageSum, Version, Versioned, Would,
 };
 use tidegate_client as wire;
 use tidegate_client::{Backoff, Client, ClientError, InvalidResponse, Jitter, Retry, RetryBudget};
@@ -293,7 +293,7 @@ impl Backend for Remote {
     async fn set_bucket(
         &self,
         subject: &Subject,
-        limit: &LimitKey,
+        limit: &BucketLimit,
         units: Option<u64>,
     ) -> Result<Versioned<Balance>, Failure> {
         let Subject { entity, resource } = subject.clone();

@@ -1,7 +1,7 @@
 //! `tidegate bucket`: sets the units available in a bucket.
 
 use clap::{Args, Subcommand};
-use tidegate::{Across, EntityId, LimitKey, LimitName, ResourceName, Subject};
+use tidegate::{Across, BucketLimit, EntityId, InvalidBucketLimit, ResourceName, Subject};
 
 use super::inspect::drawn;
 use crate::backend::Backend;
@@ -15,7 +15,10 @@ Usage stays as it is recorded, and leases return their held units.
 Examples:
   tidegate bucket reset acme gpt-4 tpm
   tidegate bucket set acme gpt-4 tpm=5000
-  tidegate bucket reset acme gpt-4 tpm --across entities   # all of gpt-4";
+  tidegate bucket reset acme gpt-4 tpm --across entities   # all of gpt-4
+  tidegate bucket reset acme gpt-4 tpm:1k/min              # given with a call
+
+A limit that a call or a rule for Envoy has, and no policy, is named by its text.";
 
 /// Subcommands of `bucket`.
 #[derive(Debug, Subcommand)]
@@ -26,8 +29,8 @@ pub(crate) enum BucketVerb {
         #[command(flatten)]
         bucket: BucketArgs,
         /// The limit, and the units available from now on, at most its burst
-        #[arg(value_name = "LIMIT=UNITS", value_parser = parse::units)]
-        units: Units,
+        #[arg(value_name = "LIMIT=UNITS", value_parser = limit_and_units)]
+        units: (BucketLimit, u64),
     },
     /// Fill the bucket of a limit
     #[command(after_help = EXAMPLES)]
@@ -35,8 +38,7 @@ pub(crate) enum BucketVerb {
         #[command(flatten)]
         bucket: BucketArgs,
         /// The limit
-        #[arg(value_parser = parse::limit_name)]
-        limit: LimitName,
+        limit: BucketLimit,
     },
 }
 
@@ -54,15 +56,29 @@ pub(crate) struct BucketArgs {
     across: Option<Across>,
 }
 
+/// Parses `LIMIT=UNITS`. The text of a limit may contain `=` too.
+fn limit_and_units(text: &str) -> Result<(BucketLimit, u64), String> {
+    let place = text.rfind('=').unwrap_or(text.len());
+    let Units { units, .. } = parse::units(&text[place..])?;
+    let limit = text[..place].parse().map_err(|error: InvalidBucketLimit| error.to_string())?;
+    Ok((limit, units))
+}
+
 pub(crate) async fn run(backend: &impl Backend, verb: BucketVerb) -> Result<Output, Failure> {
-    let (bucket, name, units) = match verb {
-        BucketVerb::Set { bucket, units: Units { limit, units } } => {
-            (bucket, parse::limit_name(&limit).map_err(Failure::usage)?, Some(units))
-        }
+    let (bucket, mut limit, units) = match verb {
+        BucketVerb::Set { bucket, units: (limit, units) } => (bucket, limit, Some(units)),
         BucketVerb::Reset { bucket, limit } => (bucket, limit, None),
     };
     let subject = Subject { entity: bucket.entity, resource: bucket.resource };
-    let limit = LimitKey { name, across: bucket.across };
+    match (&mut limit, bucket.across) {
+        (_, None) => {}
+        (BucketLimit::Stored(key), across) => key.across = across,
+        (BucketLimit::OfCall(_), Some(_)) => {
+            return Err(Failure::usage(
+                "a limit of a call is not pooled: --across is for limits of policies",
+            ));
+        }
+    }
     let set = backend.set_bucket(&subject, &limit, units).await?;
     let output = Output::new(codec::bucket(&set));
     let output = output.table(drawn(std::slice::from_ref(&set.value)));

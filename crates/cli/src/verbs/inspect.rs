@@ -127,8 +127,11 @@ pub(crate) async fn explain(backend: &impl Backend, args: ExplainArgs) -> Result
     let subject = Subject { entity, resource };
     let request = AcquireRequest { subject, cost: args.cost, within: None, deadline: Duration::from_mins(1) };
     let explanation = backend.explain(&request).await?;
-    let mut table =
-        Table::new(["", "ENTITY", "LIMIT", ">AVAILABLE", ">BURST", "RATE", ">REQUESTED", "RETRY IN", "BY"]);
+    // The line above names the resource; a pool over all resources has the same limits again.
+    let has_pools = explanation.lines.iter().any(|line| line.balance.subject.one_resource().is_none());
+    let resource = has_pools.then_some("RESOURCE");
+    let headings = ["LIMIT", ">AVAILABLE", ">BURST", "RATE", ">REQUESTED", "RETRY IN", "BY"];
+    let mut table = Table::new(["", "ENTITY"].into_iter().chain(resource).chain(headings));
     for LimitLine { balance, source } in &explanation.lines {
         let (mark, tint) = if balance.is_short() { ("short", Tint::Bad) } else { ("ok", Tint::Plain) };
         let comes_in = match balance.retry_after {
@@ -137,9 +140,9 @@ pub(crate) async fn explain(backend: &impl Backend, args: ExplainArgs) -> Result
             None => "never".to_owned(),
         };
         let asked = [balance.asked.to_string(), comes_in, source_words(source)];
-        // Every level is of the same resource, which the line above names.
-        let [entity, _, numbers @ ..] = cells(balance);
-        table.tinted(tint, [mark.to_owned(), entity].into_iter().chain(numbers).chain(asked));
+        let [entity, resource, numbers @ ..] = cells(balance);
+        let resource = has_pools.then_some(resource);
+        table.tinted(tint, [mark.to_owned(), entity].into_iter().chain(resource).chain(numbers).chain(asked));
     }
     let subject = &explanation.subject;
     let verdict = match explanation.would {

@@ -140,7 +140,7 @@ pub(crate) async fn run(backend: &impl Backend, verb: LimitsVerb) -> Result<Outp
         LimitsVerb::Delete { scope, expect } => delete(backend, parse::whole_scope(&scope)?, expect).await,
         LimitsVerb::Plan(args) => {
             let changes = plan(backend, &args).await?;
-            let output = Output::new(codec::plan(&changes));
+            let output = revoked_lines(&changes, Output::new(codec::plan(&changes)));
             if changes.is_empty() {
                 return Ok(output.line("no changes"));
             }
@@ -151,7 +151,7 @@ pub(crate) async fn run(backend: &impl Backend, verb: LimitsVerb) -> Result<Outp
         LimitsVerb::Apply(args) => {
             let changes = plan(backend, &args).await?;
             let applied = changes.apply(backend).await?;
-            let output = Output::new(codec::applied(&changes, &applied));
+            let output = revoked_lines(&changes, Output::new(codec::applied(&changes, &applied)));
             if changes.is_empty() {
                 return Ok(output.line("no changes"));
             }
@@ -166,6 +166,12 @@ pub(crate) async fn run(backend: &impl Backend, verb: LimitsVerb) -> Result<Outp
             Ok(if has_tokens { output.line(once) } else { output })
         }
     }
+}
+
+/// Names the declared tokens that stay revoked.
+fn revoked_lines(changes: &ManifestChanges, output: Output) -> Output {
+    let line = |id| format!("the token `{id}` was revoked, and stays so: remove it from the file");
+    changes.revoked.iter().map(line).fold(output, Output::line)
 }
 
 async fn set(backend: &impl Backend, args: SetArgs) -> Result<Output, Failure> {

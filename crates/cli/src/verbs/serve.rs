@@ -2,6 +2,7 @@
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::net::SocketAddr;
+use std::panic;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -448,5 +449,37 @@ pub(crate) fn log(form: LogForm, level: LogLevel) {
     match form {
         LogForm::Text => lines.with_ansi(Format::is_coloured_on_stderr()).init(),
         LogForm::Json => lines.json().init(),
+    }
+    // The message of a panic may quote a request.
+    panic::set_hook(Box::new(|info| {
+        let location = info.location().map(ToString::to_string).unwrap_or_default();
+        tracing::error!(location, "panicked");
+    }));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::env;
+    use std::process::Command;
+
+    use super::*;
+
+    /// The hook is of the whole process: the test runs its own program.
+    #[test]
+    fn panic_is_logged_without_its_message() {
+        const VARIABLE: &str = "TIDEGATE_TEST_PANICS";
+        if env::var_os(VARIABLE).is_some() {
+            log(LogForm::Text, LogLevel::Error);
+            panic!("the secret is swordfish");
+        }
+        let name = format!("{}::panic_is_logged_without_its_message", module_path!());
+        let name = name.split_once("::").expect("a crate").1;
+        let mut program = Command::new(env::current_exe().expect("a path"));
+        program.args(["--exact", name, "--nocapture"]).env(VARIABLE, "1");
+        let output = program.output().expect("it runs");
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8_lossy(&text);
+        assert!(text.contains("panicked") && text.contains("serve.rs:"), "{text}");
+        assert!(!output.status.success() && !text.contains("swordfish"), "{text}");
     }
 }

@@ -86,6 +86,14 @@ fn total_is_set_shown_and_repaired() {
             "{}",
             refused.stderr
         );
+        // Two limits of one name: the bucket is named.
+        fixture.ok("limits set entity d usd:5/day usd:9/day,across=resources");
+        let explained = fixture.ok("explain d o1 usd=1");
+        assert!(
+            explained.contains("d       o1        usd") && explained.contains("d       (all)     usd"),
+            "{explained}"
+        );
+        assert!(!fixture.ok("explain c gpt-4 tpm=1").contains("RESOURCE"));
         let balance = fixture.ok("balance c gpt-4");
         assert!(balance.contains("(all)   gpt-4     tpm"), "{balance}");
         let balance = &fixture.json("balance c gpt-4")["limits"][0];
@@ -109,6 +117,11 @@ fn total_is_set_shown_and_repaired() {
             "{}",
             own.stderr
         );
+        // A limit of a call is named by its text, which may contain an equals sign.
+        let set = fixture.json("bucket set c gpt-4 quota:5/min,debt=3=2");
+        assert_eq!((set["available"].as_i64(), set["limit"].as_str()), (Some(2), Some("quota")));
+        let pooled = fixture.run("bucket reset c gpt-4 quota:5/min --across entities");
+        assert_eq!(pooled.code, 2, "{}", pooled.stderr);
         let many = fixture.run("bucket set c gpt-4 tpm=101 --across entities");
         assert!(
             many.stderr.contains("101 units available in `tpm`, more than its burst of 100"),

@@ -80,15 +80,38 @@ fn changed_token_is_refused_before_any_write() {
         assert_eq!(
             (refused.code, refused.stderr.as_str()),
             (
-                1,
+                2,
                 "error: the token `ci` is not as the manifest declares: its scopes are acquire, not read\n \
                  next: a token never changes: declare one with another id, and revoke this one\n"
             )
         );
-        fixture.ok("token revoke ci");
-        let refused = fixture.run(&format!("limits apply {file}"));
-        assert!(refused.stderr.contains("declares: it was revoked\n"), "{}", refused.stderr);
         assert_eq!(fixture.run("limits show system").code, 1);
+        // A revocation is the answer to a leak: it stays, and stops nothing.
+        fixture.ok("token revoke ci");
+        let line = "the token `ci` was revoked, and stays so: remove it from the file\n";
+        let applied = fixture.ok(&format!("limits apply {file}"));
+        assert!(applied.starts_with(line) && applied.contains("1 scope changed"), "{applied}");
+        assert_eq!(fixture.ok(&format!("limits apply {file}")), format!("{line}no changes\n"));
+    }
+}
+
+#[test]
+fn missing_parent_is_refused_before_any_write() {
+    for fixture in Fixture::both() {
+        let file = fixture.path("limits.toml");
+        fs::write(&file, "[entity.a]\nname = 'A'\n[entity.b]\nparent = 'top'").unwrap();
+        let file = file.display();
+        let refused = fixture.run(&format!("limits apply {file}"));
+        let sentence = "error: `top` cannot be the parent of `b`: there is no such entity\n";
+        assert_eq!((refused.code, refused.stderr.as_str()), (2, sentence));
+        assert_eq!(fixture.run("entity show a").code, 1, "nothing was written");
+        // A chain of stored entities above it is too long, or leads back to it.
+        fixture.ok("entity create top");
+        fixture.ok(&format!("limits apply {file}"));
+        fs::write(fixture.path("limits.toml"), "[entity.top]\nparent = 'b'").unwrap();
+        let refused = fixture.run(&format!("limits plan {file}"));
+        let sentence = "error: `b` cannot be the parent of `top`: it is one of its descendants\n";
+        assert_eq!((refused.code, refused.stderr.as_str()), (2, sentence));
     }
 }
 
@@ -139,14 +162,23 @@ fn server_applies_its_manifest_at_start_and_on_sighup() {
         assert!(refused.code == 2 && refused.stderr.contains(sentence), "{refused:?}");
     }
     fixture.ok(&format!("limits apply {path}"));
+    // Nor does a restart help a manifest that does not fit the store.
+    for manifest in ["[token.ops]\nscopes = ['read']", "[entity.b]\nparent = 'ghost'"] {
+        fs::write(&file, manifest).unwrap();
+        let refused = fixture.run_words(&["serve", "--listen", "127.0.0.1:0", "--manifest", path]);
+        assert_eq!(refused.code, 2, "{refused:?}");
+    }
+    fixture.ok("token create old --scopes read");
+    fixture.ok("token revoke old");
 
-    fs::write(&file, token("[system]\nlimits = ['rpm:60/min']")).unwrap();
+    fs::write(&file, token("[token.old]\nscopes = ['read']\n[system]\nlimits = ['rpm:60/min']")).unwrap();
     let mut server = fixture.serve(&["--manifest", path]);
     let mut log = BufReader::new(server.child().stderr.take().expect("it logs")).lines();
     let mut is_logged = |text: &str| log.any(|line| line.expect("UTF-8").contains(text));
     assert!(is_logged("applied the manifest"));
+    assert!(is_logged("a token that was revoked"));
     assert_eq!(server.token(), None, "an admin token exists");
-    assert_eq!(fixture.ok("limits list"), "SCOPE   LIMITS      VERSION\nsystem  rpm:60/min        3\n");
+    assert_eq!(fixture.ok("limits list"), "SCOPE   LIMITS      VERSION\nsystem  rpm:60/min        5\n");
     fs::write(&file, token("[system]\nlimits = ['rpm:7/min']\n[entity.acme]\nname = 'Acme'")).unwrap();
     server.send(Signal::HUP);
     assert!(is_logged("applied the manifest"));

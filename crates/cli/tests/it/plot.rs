@@ -55,7 +55,17 @@ fn usage_of_pools_is_plotted_with_its_limit() {
     }
     let text = fixture.ok("usage plot entity acme --window day");
     assert!(text.contains("; limit 10\n"), "{text}");
-    assert!(fixture.ok("usage plot resource gpt-4 --window day").contains("\ntpm of (all): 50 in total"));
+    let text = fixture.ok("usage plot resource gpt-4 --window day");
+    assert!(text.contains("\ntpm of (all): 50 in total") && text.contains("; limit 1.00M\n"), "{text}");
+    // The narrower limit of a pool is the one that counts.
+    fixture.ok("limits set system tpm:7M/day,across=entities req:3/day,across=both");
+    fixture.ok("acquire acme o1 tpm=50 req=1 usd=1");
+    let text = fixture.ok("usage plot resource gpt-4 --window day");
+    assert!(text.contains("; limit 1.00M\n"), "{text}");
+    let text = fixture.ok("usage plot resource o1 --window day");
+    assert!(text.contains("; limit 7.00M\n"), "{text}");
+    let text = fixture.ok("usage plot system --window day");
+    assert!(text.contains("\nreq of (all): 1 in total") && text.contains("; limit 3\n"), "{text}");
 }
 
 #[test]

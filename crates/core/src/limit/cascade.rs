@@ -321,6 +321,13 @@ impl Levels {
         self
     }
 
+    /// The levels whose draws do as `behaviour` says while the store is unavailable.
+    #[must_use]
+    pub fn with_on_unavailable(mut self, behaviour: OnUnavailable) -> Self {
+        self.on_unavailable = (behaviour, Source::Call);
+        self
+    }
+
     /// The levels of which this entity is disabled.
     #[must_use]
     pub fn with_disabled(mut self, entity: Option<EntityId>) -> Self {

@@ -104,7 +104,7 @@ async fn exercised() -> String {
     for answer in ["ok", "over_limit", "refused", "failed"] {
         all.counter("tidegate_rls_requests_total", &[("answer", answer)]).increment(1);
     }
-    for kind in ["shadowed", "unknown", "unlimited", "invalid", "reported", "refunded", "unasked"] {
+    for kind in ["shadowed", "unknown", "unlimited", "invalid", "reported", "refunded", "lost", "unasked"] {
         all.counter("tidegate_rls_descriptors_total", &[("kind", kind)]).increment(1);
     }
     all.histogram("tidegate_rls_request_seconds", &[]).record(0.001);

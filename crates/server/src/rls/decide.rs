@@ -3,7 +3,7 @@
 //! A single descriptor is one spend. Several descriptors are drawn as leases in a global order. If all are
 //! granted, they are settled; at the first refusal the others are cancelled before the response is sent.
 //! Nothing is granted twice. Until then, concurrent requests may be refused units that are about to return.
-//! Reports of usage are recorded first, whatever the others get.
+//! Reports of usage are started first, whatever the others get, and the response does not wait for the store.
 
 use std::cmp::Reverse;
 use std::panic::AssertUnwindSafe;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use futures_util::FutureExt as _;
 use futures_util::future::{join_all, maybe_done};
-use tidegate::{AdjustStatus, Balance, Lease, LimitError, OnExpiry, Request, StoreError, Would};
+use tidegate::{Balance, Lease, LimitError, OnExpiry, Request, StoreError, Would};
 use tidegate_core::limit::cascade::InvalidCost;
 use tidegate_core::limit::name::Subject;
 use tokio::time::timeout;
@@ -68,6 +68,8 @@ pub(super) struct Decider {
     /// Bounds the concurrent requests, separately from those over HTTP.
     pub(super) running: Arc<Slots>,
     pub(super) background: BackgroundTasks,
+    /// Reports that the store has not recorded yet.
+    pub(super) reports: BackgroundTasks,
     pub(super) log_throttle: LogThrottle,
     pub(super) refundable: RefundableCharges,
 }
@@ -83,15 +85,23 @@ impl Decider {
         request: &RateLimitRequest,
     ) -> Result<RateLimitResponse, Status> {
         check(request)?;
-        let hits = u64::from(request.hits_addend.max(1));
+        let hits = hits_of(request);
         let matched: Vec<_> = request
             .descriptors
             .iter()
             .map(|descriptor| self.rules.resolve(&request.domain, descriptor, hits))
             .collect();
         let mut verdicts: Vec<_> = matched.iter().map(|matched| self.decide_without_store(matched)).collect();
+        let mut failed = None;
         for (index, report) in matched.iter().enumerate().filter_map(as_report) {
-            verdicts[index] = Box::pin(self.report(report)).await?;
+            match self.start_report(report, request, index) {
+                Ok(verdict) => verdicts[index] = verdict,
+                // The other reports are recorded nevertheless.
+                Err(status) => failed = failed.or(Some(status)),
+            }
+        }
+        if let Some(status) = failed {
+            return Err(status);
         }
         let draws: Vec<_> = matched.iter().enumerate().filter_map(as_draw).collect();
         if verdicts.iter().any(is_over) {
@@ -202,45 +212,10 @@ impl Decider {
     }
 
     /// Settles leases, except those that can be refunded: they settle themselves at their deadline.
-    async fn settle_all(&self, leases: Vec<(&DrawRequest<'_>, Lease)>) {
+    pub(super) async fn settle_all(&self, leases: Vec<(&DrawRequest<'_>, Lease)>) {
         let keep = |(draw, lease): (&DrawRequest<'_>, Lease)| self.refundable.keep(draw, lease);
         let mut settled: Vec<_> = leases.into_iter().filter_map(keep).collect();
         join_all_started(settled.iter_mut().map(Lease::settle_full)).await;
-    }
-
-    /// Records reported usage, or returns units. Neither is over a limit.
-    async fn report(&self, report: &DrawRequest<'_>) -> Result<Verdict, Status> {
-        if report.action == DrawAction::Refund {
-            if report.rule.refund_within.is_none() {
-                let why = format!("rule {}: negative hits need `refund_within`", report.rule.number);
-                return Err(Status::failed_precondition(why));
-            }
-            let refunded = self.refundable.refund(self.state.limiter(), report).await;
-            refunded.map_err(|error| status(&Refusal::from(error)))?;
-            self.meters.refunded.increment(1);
-            return Ok(Verdict::Within(Vec::new()));
-        }
-        let began = Instant::now();
-        let recorded = if report.rule.refund_within.is_some() {
-            match self.lease_request(report).overdraw().await {
-                Ok((lease, AdjustStatus::Now)) => {
-                    self.settle_all(vec![(report, lease)]).await;
-                    Ok(())
-                }
-                Ok((mut lease, _)) => lease.settle_full().await.map(drop),
-                Err(error) => Err(error),
-            }
-        } else {
-            self.request(report).debit().await.map(drop)
-        };
-        self.state.meters().decided(Decision::Spend, began.elapsed());
-        match recorded {
-            Ok(()) => {
-                self.meters.reported.increment(1);
-                Ok(Verdict::Within(Vec::new()))
-            }
-            Err(error) => self.refused(report, error),
-        }
     }
 
     /// Acquires the lease of one of several descriptors.
@@ -362,13 +337,13 @@ impl Decider {
         Ok(Verdict::Over(OverLimit { balances: balances(), retry_after, why: None }))
     }
 
-    fn request<'a>(&'a self, draw: &'a DrawRequest<'a>) -> Request<'a> {
+    pub(super) fn request<'a>(&'a self, draw: &'a DrawRequest<'a>) -> Request<'a> {
         let request = self.state.limiter().request(&draw.subject, &draw.cost);
         request.limits(draw.rule.limits.iter().chain(&draw.limit).cloned())
     }
 
     /// A request for a lease, which is held only briefly, or until its units can no longer be refunded.
-    fn lease_request<'a>(&'a self, draw: &'a DrawRequest<'a>) -> Request<'a> {
+    pub(super) fn lease_request<'a>(&'a self, draw: &'a DrawRequest<'a>) -> Request<'a> {
         match draw.rule.refund_within {
             None => self.request(draw).deadline(DEADLINE),
             Some(within) => self.request(draw).deadline(within).on_expiry(OnExpiry::Settle),
@@ -382,7 +357,7 @@ impl Decider {
     }
 
     /// Converts a refusal or error into a verdict or status.
-    fn refused(&self, draw: &DrawRequest<'_>, error: LimitError) -> Result<Verdict, Status> {
+    pub(super) fn refused(&self, draw: &DrawRequest<'_>, error: LimitError) -> Result<Verdict, Status> {
         if let Some(over) = as_over_limit(&error) {
             self.state.meters().refused(&error);
             let Subject { entity, resource } = draw.subject.clone();
@@ -429,6 +404,11 @@ fn as_over_limit(error: &LimitError) -> Option<OverLimit> {
         }
         _ => None,
     }
+}
+
+/// The hits of a descriptor that sets none.
+pub(super) fn hits_of(request: &RateLimitRequest) -> u64 {
+    u64::from(request.hits_addend.max(1))
 }
 
 /// Rejects requests that only a misconfigured proxy sends.

@@ -21,6 +21,8 @@ pub(super) struct RlsMeters {
     pub(super) invalid: Counter,
     pub(super) reported: Counter,
     pub(super) refunded: Counter,
+    /// Reports whose usage the store did not record.
+    pub(super) lost: Counter,
     /// Descriptors whose rule could not be evaluated.
     pub(super) unasked: Counter,
 }
@@ -41,6 +43,7 @@ impl RlsMeters {
             invalid: descriptors("invalid"),
             reported: descriptors("reported"),
             refunded: descriptors("refunded"),
+            lost: descriptors("lost"),
             unasked: descriptors("unasked"),
         }
     }

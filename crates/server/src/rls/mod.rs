@@ -12,6 +12,7 @@ mod describe;
 mod meters;
 mod refunds;
 mod refusal;
+mod reports;
 mod response;
 mod rules;
 mod service;
@@ -49,6 +50,7 @@ use self::background::BackgroundTasks;
 use self::decide::Decider;
 use self::meters::RlsMeters;
 use self::refunds::RefundableCharges;
+use self::reports::REPORTS_MAX;
 use self::service::{AuthenticatedService, GrpcResponse, InFlight, failed, is_grpc, respond_status};
 use crate::connections::{Activity, Call};
 use crate::guarded_body::GuardedBody;
@@ -121,6 +123,11 @@ struct UnauthenticatedServices {
 }
 
 impl Services {
+    /// Waits until the store has recorded all reports.
+    pub(crate) async fn reports_recorded(&self) {
+        self.0.authenticated.decider.reports.idle().await;
+    }
+
     /// Responds to a call.
     pub(crate) async fn respond(
         self,
@@ -191,6 +198,7 @@ pub(crate) fn services(state: State, rules: EnvoyRules, shutdown: Shutdown) -> (
         meters,
         running: Slots::new(requests_max),
         background: BackgroundTasks::new(requests_max.min(Semaphore::MAX_PERMITS)),
+        reports: BackgroundTasks::new(REPORTS_MAX),
         log_throttle: LogThrottle::new(),
         refundable: RefundableCharges::default(),
     });

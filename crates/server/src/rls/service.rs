@@ -97,7 +97,7 @@ impl Decider {
             return Err(caller.not_its_entity("and Envoy's rules concern others"));
         }
         let slot = self.running.take(caller.token());
-        slot.map_err(|at| self.state.busy(at, self.running.max(), caller.token()))
+        slot.map_err(|at| self.state.busy(at, (self.running.max(), "requests"), caller.token()))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Handlers of the routes of limits' states: balances, capacity and explain, and the repair of a bucket.
 
 use axum::extract::State as With;
-use tidegate::{InvalidLimitKey, LimitKey, LimitLine, Would as CoreForecast};
+use tidegate::{BucketLimit, InvalidBucketLimit, LimitKey, LimitLine, Would as CoreForecast};
 use tidegate_client::{
     Ask, BalanceQuery, Balances, BucketWritten, Capacities, Capacity, CapacityQuery, Explanation, Forecast,
     LimitState, PutBucket,
@@ -31,6 +31,8 @@ pub(super) async fn balances(
         let subject = (entity.0.as_str(), resource.0.as_str());
         lines(&state.within(state.limiter().balances(subject)).await??)
     } else {
+        // It reads all buckets of an entity.
+        let _slot = state.enter_report(caller.token())?;
         let balances = state.within(state.limiter().balances_of_entity(entity.0.as_str())).await??;
         balances.iter().map(|balance| LimitState::new(balance, None)).collect()
     };
@@ -100,11 +102,13 @@ pub(super) async fn put_bucket(
     caller: Caller,
     JsonBody(put): JsonBody<PutBucket>,
 ) -> Result<OkJson<BucketWritten>, Refusal> {
-    let limit: LimitKey =
-        put.limit.parse().map_err(|error: InvalidLimitKey| Refusal::invalid("limit", error.to_string()))?;
+    let limit: BucketLimit = put
+        .limit
+        .parse()
+        .map_err(|error: InvalidBucketLimit| Refusal::invalid("limit", error.to_string()))?;
     let admin = state.limiter().admin(caller.actor());
     let subject = (put.entity.0.as_str(), put.resource.0.as_str());
-    let set = state.within(admin.set_bucket(subject, &limit, put.units)).await??;
+    let set = state.within(admin.set_bucket(subject, limit, put.units)).await??;
     let version = state.changed(set.version, caller.actor()).version;
     Ok(OkJson(BucketWritten { version, limit: LimitState::new(&set.value, None) }))
 }

@@ -74,6 +74,22 @@ impl RouteInfo {
         PATHS.contains(&self.path) || self.path.starts_with("/v1/leases/")
     }
 
+    /// Whether it reads many records of the store.
+    pub(crate) fn is_report(&self) -> bool {
+        const PATHS: [&str; 9] = [
+            "/v1/capacity",
+            "/v1/entities",
+            "/v1/entities/{entity}/children",
+            "/v1/policies",
+            "/v1/plan",
+            "/v1/usage",
+            "/v1/usage/summary",
+            "/v1/audit",
+            "/v1/tokens",
+        ];
+        (self.method == Method::GET || self.path == "/v1/plan") && PATHS.contains(&self.path)
+    }
+
     /// Whether operators need the route while callers use all slots: to change something, or to see the state
     /// of the server.
     pub(crate) fn has_reserve(&self) -> bool {

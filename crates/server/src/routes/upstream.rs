@@ -2,7 +2,7 @@
 
 use axum::extract::State as With;
 use axum::http::StatusCode;
-use tidegate::{Class, Classes, Completion, CompletionClass, Cost, LeaseId, LimitError, Outcome, Refused};
+use tidegate::{Class, Classes, Completion, CompletionClass, Cost, LeaseId, Outcome, Refused};
 use tidegate_client::{
     AcquireCall, CallPermit, CallSettled, LeaseRef, Problem, ResourceName, RetryAdvice, SettleCall,
     UpstreamList, UpstreamState,
@@ -46,7 +46,7 @@ pub(super) async fn acquire(
     };
     let within = body.within.map(|span| at_most("within", span, bounds.within_max)).transpose()?;
     let until = Instant::now() + within.unwrap_or_default();
-    let at_capacity = |at| Refusal::busy(at, PERMITS_MAX, caller.token());
+    let at_capacity = |at| Refusal::busy(at, (PERMITS_MAX, "requests"), caller.token());
     let slot = state.upstreams().slot(caller.token()).map_err(at_capacity)?;
     let cost = body.cost.pairs();
     let revoked = || Refusal::bad_token("the token was revoked");
@@ -111,7 +111,7 @@ pub(super) async fn settle(
         Refusal::new(StatusCode::FORBIDDEN, "not-your-permit", "Not allowed", detail)
     })?;
     let gone = || Refusal::not_found("no-permit", "the permit was settled before, or has expired");
-    let HeldCall { upstream, permit, lease, attempt, .. } =
+    let HeldCall { upstream, permit, mut lease, attempt, .. } =
         state.upstreams().take(number.number()).ok_or_else(gone)?;
     let (class, mut outcome) = outcome(&state, &body);
     if let Some(tokens) = body.tokens {
@@ -121,15 +121,18 @@ pub(super) async fn settle(
         outcome = outcome.took(latency.as_duration());
     }
     state.meters().call_settled(upstream.as_str(), &outcome);
-    let after = permit.settle_attempt(attempt, Class::new(class, outcome));
-    if let Some(mut lease) = lease
-        && let Err(error) = lease.settle(body.actual.pairs()).await
+    if let Some(lease) = &mut lease
+        && let Err(error) = lease.check_units(body.actual.pairs())
     {
-        // The call was made: returning all units would be worse than keeping the estimate.
-        if matches!(error, LimitError::Cost(_)) {
-            lease.settle_full().await?;
-        }
+        // The call was made: returning all units would be worse than keeping the estimate. The error has no advice
+        // on a retry, so that the retry budget pays for none.
+        permit.settle(outcome);
+        lease.settle_full().await?;
         return Err(error.into());
+    }
+    let after = permit.settle_attempt(attempt, Class::new(class, outcome));
+    if let Some(mut lease) = lease {
+        lease.settle(body.actual.pairs()).await?;
     }
     let retry = RetryAdvice { allowed: after.is_some(), after: after.map(Into::into) };
     Ok(OkJson(CallSettled { retry }))

@@ -16,6 +16,7 @@ use crate::auth::Caller;
 use crate::codec::{self, OkJson};
 use crate::event_broadcast::Subscription;
 use crate::refusal::Refusal;
+use crate::slots::AtCapacity;
 use crate::state::State;
 
 /// The busiest subjects in a snapshot.
@@ -72,8 +73,15 @@ pub(super) async fn events(
     With(state): With<State>,
     caller: Caller,
 ) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, Refusal> {
-    let subscription = state.events().subscribe().map_err(|listeners_max| {
-        let detail = format!("too many event listeners: {listeners_max} are connected");
+    let subscription = state.events().subscribe(caller.token()).map_err(|at| {
+        let (listeners_max, token) = (state.bounds().listeners_max, caller.token());
+        let detail = match at {
+            AtCapacity::Full => format!("too many event listeners: {listeners_max} are connected"),
+            AtCapacity::Share { held } => format!(
+                "too many event listeners of the token `{token}`: {held} are connected, and the rest of \
+                 {listeners_max} is for other tokens"
+            ),
+        };
         let refusal = Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "many-listeners", "Busy", detail);
         refusal.with_retry_after(Duration::from_secs(5))
     })?;

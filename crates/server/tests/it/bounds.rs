@@ -136,7 +136,7 @@ async fn concurrent_requests_are_bounded_but_not_health() {
         while kit.limiter.stats().waiting == 0 {
             tokio::task::yield_now().await;
         }
-        let busy = kit.get("/v1/policies").await;
+        let busy = kit.get("/v1/upstreams").await;
         busy.is_problem(503, "busy", "");
         assert_eq!(busy.header("retry-after"), "1");
         assert!(busy.text.contains("too many requests: 1 are in flight"), "{}", busy.text);

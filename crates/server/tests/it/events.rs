@@ -123,7 +123,7 @@ async fn store_outage_is_broadcast() {
 async fn listeners_are_bounded_and_not_counted_as_requests() {
     let kit = Kit::with(bounds(|bounds| (bounds.listeners_max, bounds.requests_max) = (2, 1))).await;
     let first = EventReader::new(&kit, &kit.token).await;
-    let _second = EventReader::new(&kit, &kit.token).await;
+    let _second = EventReader::new(&kit, &kit.other).await;
     let third = kit.get("/v1/events").await;
     third.is_problem(503, "many-listeners", "");
     assert_eq!(third.header("retry-after"), "5");
@@ -133,6 +133,22 @@ async fn listeners_are_bounded_and_not_counted_as_requests() {
     drop(first);
     soon("a free place", async { while kit.get("/v1/snapshot").await.body["listeners"] == 2 {} }).await;
     EventReader::new(&kit, &kit.token).await;
+}
+
+/// One token could hold the places of all.
+#[tokio::test]
+async fn token_leaves_listeners_to_others() {
+    let kit = Kit::with(bounds(|bounds| bounds.listeners_max = 4)).await;
+    let mut readers = Vec::new();
+    for _ in 0..3 {
+        readers.push(EventReader::new(&kit, &kit.token).await);
+    }
+    let fourth = kit.get("/v1/events").await;
+    fourth.is_problem(503, "many-listeners", "");
+    assert!(fourth.text.contains("listeners of the token `all`: 3 are connected"), "{}", fourth.text);
+    readers.push(EventReader::new(&kit, &kit.other).await);
+    let full = kit.ask_as(&kit.other, "GET", "/v1/events", None).await;
+    assert!(full.text.contains("too many event listeners: 4 are connected"), "{}", full.text);
 }
 
 #[tokio::test]

@@ -25,6 +25,8 @@ fn config() -> Value {
         {"match": [{"key": "job"}], "entity": "{job}", "resource": "shop",
          "cost": {"tokens": 10}, "refund_within": "5m"},
         {"match": [{"key": "user"}], "entity": "{user}", "resource": "shop"},
+        {"match": [{"key": "own"}], "entity": "{own}", "resource": "shop",
+         "cost": {"quota": 1}, "charge": "after", "limits": ["quota:100/min"]},
     ]})
 }
 
@@ -92,6 +94,18 @@ async fn report_counts_beside_a_refused_descriptor() {
     assert_eq!(rls.left("new", "tokens").await, -30);
     assert!(rls.asks(hits("trial", "new", 0)).await);
     assert_eq!(rls.counted("tidegate_rls_descriptors_total{kind=\"shadowed\"}").await, 1);
+}
+
+/// The bucket of a rule's own limit is in no policy: a wrong report refused its checks until the debt was paid.
+#[tokio::test]
+async fn bucket_of_a_rules_limit_is_repaired() {
+    let rls = Rls::new(config()).await;
+    assert!(rls.asks(hits("own", "gpt", 900)).await);
+    assert!(!rls.asks(hits("own", "gpt", 0)).await, "it is in debt");
+    let put = json!({"entity": "gpt", "resource": "shop", "limit": "quota:100/min", "units": 1});
+    let set = rls.kit.ask("PUT", "/v1/bucket", Some(put)).await;
+    assert_eq!((set.status, &set.body["limit"]["available"]), (200, &json!(1)), "{}", set.text);
+    assert!(rls.asks(hits("own", "gpt", 0)).await);
 }
 
 #[tokio::test]

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code::Ok as Under;
-use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use tidegate::store::wrap::{FaultPlan, Faulty};
 use tidegate::store::{ManualWall, Reply};
 use tidegate::{Limiter, Memory, OnUnavailable, Store};
@@ -27,6 +27,10 @@ fn config() -> Value {
     json!({"rules": [
         {"match": [{"key": "user"}], "entity": "{user}", "resource": "shop"},
         {"match": [{"key": "try"}], "entity": "{try}", "resource": "shop", "shadow": true},
+        {"match": [{"key": "use"}], "entity": "{use}", "resource": "shop",
+         "cost": {"tokens": 1}, "charge": "after"},
+        {"match": [{"key": "job"}], "entity": "{job}", "resource": "shop",
+         "cost": {"tokens": 1}, "charge": "after", "refund_within": "5m"},
     ]})
 }
 
@@ -147,8 +151,94 @@ async fn hanging_shadow_rule_does_not_delay_response() {
 
 /// Returns the available requests of an entity, read from the store directly.
 async fn left(store: &Faulty<Memory>, entity: &str) -> i64 {
+    left_of(store, entity)[0]
+}
+
+/// Returns the available requests and tokens of an entity, read from the store directly.
+fn left_of(store: &Faulty<Memory>, entity: &str) -> [i64; 2] {
     let direct = Limiter::new(store.inner().clone());
-    direct.balances((entity, "shop")).await.expect("it answers")[0].balance.available
+    let lines = direct.balances((entity, "shop")).now_or_never().expect("at once").expect("it answers");
+    [0, 1].map(|line: usize| lines[line].balance.available)
+}
+
+/// Reports this many tokens.
+fn reports(entries: &[(&str, &str, u64)]) -> RateLimitRequest {
+    let descriptors = entries.iter().map(|(key, value, hits)| descriptor(&[(key, value)], Some(*hits)));
+    RateLimitRequest { descriptors: descriptors.collect(), ..request(&[]) }
+}
+
+async fn wait_for_tokens(store: &Faulty<Memory>, entity: &str, expected: i64) {
+    let come = async {
+        while left_of(store, entity)[1] != expected {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon("the report", come).await;
+}
+
+/// The usage of the tokens of an entity in the ledger.
+async fn used(rls: &Rls, entity: &str) -> u64 {
+    let found = rls.kit.get(&format!("/v1/usage/summary?entity={entity}")).await;
+    found.body["limits"]["tokens"]["units"].as_u64().unwrap_or(0)
+}
+
+/// Two round trips had to fit into the caller's timeout, and an outage lost the report.
+#[tokio::test]
+async fn reports_survive_a_store_outage() {
+    for (behaviour, is_cached) in
+        [(OnUnavailable::Block, true), (OnUnavailable::Allow, true), (OnUnavailable::Block, false)]
+    {
+        for outage in [Faulty::go_away, Faulty::hang] {
+            let (store, rls) = faulty(behaviour).await;
+            let mut expected = 100;
+            if is_cached {
+                assert_eq!(codes(&rls.call(reports(&[("use", "gpt", 10)])).await.unwrap()).0, Under);
+                wait_for_tokens(&store, "gpt", 90).await;
+                expected = 90;
+            } else {
+                assert_eq!(rls.codes(&[&[("user", "ada")]]).await.0, Under, "the token is cached");
+            }
+            outage(&store);
+            // The response does not wait for the store.
+            let both = rls.call(reports(&[("use", "gpt", 30), ("job", "gpt", 100)])).await.unwrap();
+            assert_eq!(codes(&both), (Under, vec![Under, Under]));
+            assert_eq!(left_of(&store, "gpt")[1], expected);
+            store.come_back();
+            wait_for_tokens(&store, "gpt", expected - 130).await;
+            rls.kit.clock.advance(Duration::from_mins(6));
+            while rls.kit.limiter.store().sweep(100).await.unwrap().settled > 0 {}
+            let recorded =
+                async { while used(&rls, "gpt").await != 230 - u64::try_from(expected).unwrap() {} };
+            soon("the ledger", recorded).await;
+            assert_eq!(rls.counted("tidegate_rls_descriptors_total{kind=\"lost\"}").await, 0);
+        }
+    }
+}
+
+/// The first error dropped all later reports of the request.
+#[tokio::test]
+async fn invalid_report_leaves_others() {
+    let (store, rls) = faulty(OnUnavailable::Block).await;
+    let mut both = reports(&[("use", "gpt", 1), ("use", "gpt", 30)]);
+    both.descriptors[0].is_negative_hits = true;
+    let error = rls.call(both).await.unwrap_err();
+    assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
+    wait_for_tokens(&store, "gpt", 70).await;
+}
+
+#[tokio::test]
+async fn report_that_cannot_be_recorded_is_counted() {
+    let (store, rls) = faulty(OnUnavailable::Block).await;
+    assert_eq!(rls.codes(&[&[("user", "ada")]]).await.0, Under);
+    store.go_away();
+    assert_eq!(codes(&rls.call(reports(&[("use", "gpt", 30)])).await.unwrap()).0, Under);
+    rls.kit.limiter.close();
+    let counted = async {
+        while rls.counted("tidegate_rls_descriptors_total{kind=\"lost\"}").await != 1 {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon("the count", counted).await;
 }
 
 /// Waits until this many are available.

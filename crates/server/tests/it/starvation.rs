@@ -3,6 +3,7 @@
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use tidegate::store::ManualWall;
 use tidegate::store::wrap::{FaultPlan, Faulty};
@@ -64,11 +65,41 @@ async fn operators_have_slots_when_all_are_taken() {
     spend_all(&kit).await;
     let (_waits, refused) = wait_with(&kit, &kit.token, 1).await;
     assert!(refused.is_empty());
-    kit.get("/v1/policies").await.is_problem(503, "busy", "");
+    kit.get("/v1/upstreams").await.is_problem(503, "busy", "");
     for path in ["/metrics", "/v1/status", "/v1/snapshot", "/v1/tokens"] {
         assert_eq!(kit.ask_as(&kit.other, "GET", path, None).await.status, 200, "{path}");
     }
     assert_eq!(kit.ask_as(&kit.other, "DELETE", "/v1/tokens/all", None).await.status, 200);
+}
+
+/// They shared the readers of the store with the lookups of tokens: with thousands of them, no token that was not
+/// cached could be used, not even to revoke theirs.
+#[tokio::test]
+async fn reports_leave_store_readers_to_token_lookups() {
+    let clock = ManualWall::new(NOW);
+    let store = Arc::new(Faulty::new(Memory::with_clock(clock.clone()), FaultPlan::seeded(1)).unwrap());
+    let shared: Arc<dyn Store> = store.clone();
+    let bounds = bounds(|bounds| bounds.report_time = Duration::from_hours(1));
+    let kit = Arc::new(Kit::over(Limiter::over(shared).build().unwrap(), clock, bounds).await);
+    assert_eq!(kit.get("/v1/upstreams").await.status, 200, "its token is cached");
+    store.hang();
+    let mut reports = JoinSet::new();
+    for number in 0..40 {
+        let kit = Arc::clone(&kit);
+        let paths = ["/v1/usage/summary?entity=a", "/v1/capacity?resource=b", "/v1/balances?entity=a"];
+        reports.spawn(async move { kit.get(paths[number % 3]).await });
+    }
+    for _ in 0..10 {
+        let refused = soon("a refusal", reports.join_next()).await.unwrap().unwrap();
+        refused.is_problem(503, "busy", "");
+        let expected = "too many reports of the token `all`: 30 are in flight, and the rest of 32";
+        assert!(refused.text.contains(expected), "{}", refused.text);
+    }
+    assert_eq!(reports.len(), 30);
+    store.come_back();
+    let other = |method, path| kit.ask_as(&kit.other, method, path, None);
+    assert_eq!(other("GET", "/v1/policies").await.status, 200, "another token has a share");
+    assert_eq!(other("DELETE", "/v1/tokens/all").await.status, 200);
 }
 
 /// Requests that waited for a limit were granted a lease up to a minute after the revocation of their token.

@@ -149,6 +149,14 @@ async fn settled_call_says_whether_it_may_be_repeated() {
     let lost = settle_attempt(&kit, 0, json!({})).await;
     assert_eq!(lost["allowed"], true, "{lost}");
     assert!(lost["after"].as_f64().is_some_and(|seconds| seconds <= 0.4), "{lost}");
+    // A report that is an error takes nothing from the budget: its caller gets no advice.
+    for _ in 0..2 {
+        let subject = json!({"entity": "acme", "resource": "gpt-4", "cost": {"rpm": 1}});
+        let granted = acquire(&kit, subject).await;
+        let path = format!("/v1/permits/{}/settle", granted.body["permit"].as_str().expect("a permit"));
+        let report = json!({"status": 500, "actual": {"images": 1}});
+        assert_eq!(kit.post(&path, report).await.status, 422);
+    }
     let spent = settle_attempt(&kit, 2, json!({"status": 500})).await;
     assert_eq!(spent["allowed"], false, "the third attempt was the last: {spent}");
     let hinted = settle_attempt(&kit, 1, json!({"status": 429, "headers": {"retry-after": "0.5"}})).await;

@@ -1,14 +1,18 @@
 //! Administration: writes policies and entities, and applies declared policies.
 
+use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 
+use thiserror::Error;
 use tidegate_core::limit::balance::Balance;
 use tidegate_core::limit::cascade::InvalidCost;
 use tidegate_core::limit::entity::Entity;
 use tidegate_core::limit::meter::Meter;
-use tidegate_core::limit::name::{Across, EntityId, LimitKey};
+use tidegate_core::limit::name::{Across, EntityId, InvalidLimitKey, LimitKey, LimitName};
 use tidegate_core::limit::policy::{Expect, Policy, Scope, Version, Versioned};
 use tidegate_core::limit::policy_changes::{PolicyChanges, Step, Undeclared, plan};
+use tidegate_core::limit::rule::{InvalidLimit, Limit};
 use tidegate_store::{Listing, Paging, PolicyChange, Repair, StoreError};
 
 use super::acquire::SubjectRef;
@@ -21,6 +25,53 @@ use super::{Limiter, Shared};
 pub struct Admin {
     limiter: Limiter,
     actor: String,
+}
+
+/// The limit that a bucket belongs to: one of the subject's policies, or one that was given with a call.
+///
+/// As text it is `tpm`, `tpm,across=entities`, or the whole limit that a call has: `tpm:1k/min`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BucketLimit {
+    /// A limit of a policy.
+    Stored(LimitKey),
+    /// A limit of a call: a [`Request`](super::Request), or a rule for Envoy. Its bucket is that of its name and shape.
+    OfCall(Limit),
+}
+
+impl From<&LimitKey> for BucketLimit {
+    fn from(key: &LimitKey) -> Self {
+        Self::Stored(key.clone())
+    }
+}
+
+impl FromStr for BucketLimit {
+    type Err = InvalidBucketLimit;
+
+    fn from_str(text: &str) -> Result<Self, InvalidBucketLimit> {
+        // No name has a colon.
+        Ok(if text.contains(':') { Self::OfCall(text.parse()?) } else { Self::Stored(text.parse()?) })
+    }
+}
+
+impl fmt::Display for BucketLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Stored(key) => key.fmt(f),
+            Self::OfCall(limit) => limit.fmt(f),
+        }
+    }
+}
+
+/// The error for text that is no [`BucketLimit`].
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum InvalidBucketLimit {
+    /// The name of a limit of a policy.
+    #[error(transparent)]
+    Stored(#[from] InvalidLimitKey),
+    /// The limit of a call.
+    #[error(transparent)]
+    OfCall(#[from] InvalidLimit),
 }
 
 impl Limiter {
@@ -98,10 +149,10 @@ impl Admin {
     /// Sets the units available in the bucket of one limit that a subject draws from, and returns its balance and
     /// the version of the change. It
     /// repairs a bucket after a wrong settlement: no caller needs to wait until the debt is paid. Without `units`
-    /// the bucket is full again.
+    /// the bucket is full again. A limit of a call has a bucket of its own for each name and shape.
     ///
     /// # Errors
-    /// [`LimitError::Cost`] if the subject has no such limit, [`StoreError::Invalid`] for more units than the
+    /// [`LimitError::Cost`] if the subject has no such limit, [`LimitError::Policy`] for an invalid limit of a call, [`StoreError::Invalid`] for more units than the
     /// burst; otherwise as [`set_policy`](Self::set_policy).
     ///
     /// # Cancel safety
@@ -109,11 +160,18 @@ impl Admin {
     pub async fn set_bucket<'a>(
         &self,
         subject: impl Into<SubjectRef<'a>>,
-        limit: &LimitKey,
+        limit: impl Into<BucketLimit>,
         units: Option<u64>,
     ) -> Result<Versioned<Balance>, LimitError> {
         let shared = &self.limiter.shared;
         let (all, _) = shared.levels(subject.into()).await?;
+        let (all, limit) = match limit.into() {
+            BucketLimit::Stored(key) => (all, key),
+            BucketLimit::OfCall(limit) => {
+                let key = LimitName::new(limit.name())?.into();
+                (Shared::with_limits(&all, &[limit])?, key)
+            }
+        };
         let Some(levels) = all.single(limit.across, limit.name.as_str()).map(Arc::new) else {
             let subject = all.subject();
             let pools = [Across::Resources, Across::Entities, Across::Both].into_iter();

@@ -338,6 +338,14 @@ impl Lease {
         self.end(Ending::Settled, gives_back).await
     }
 
+    /// Checks the units that a [`settle`](Self::settle) names, without sending anything.
+    ///
+    /// # Errors
+    /// [`LimitError::Cost`] for an unknown limit, or too many units.
+    pub fn check_units<'a>(&self, actual: impl AsRef<[(&'a str, u64)]>) -> Result<(), LimitError> {
+        Ok(self.now.levels.amounts(actual.as_ref()).map(drop)?)
+    }
+
     /// Ends the lease at the units it holds.
     ///
     /// # Errors

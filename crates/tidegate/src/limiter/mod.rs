@@ -35,7 +35,7 @@ use tidegate_store::{Changes, Memory, Store};
 use tokio::sync::Notify;
 
 pub use acquire::SubjectRef;
-pub use admin::Admin;
+pub use admin::{Admin, BucketLimit, InvalidBucketLimit};
 pub use builder::{InvalidLimiter, LimiterBuilder};
 pub use error::{LimitError, LimitLine, Limited};
 pub use events::LimitEvent;

@@ -55,6 +55,7 @@ pub struct Request<'a> {
     is_recorded: bool,
     deadline: Duration,
     on_expiry: Option<OnExpiry>,
+    on_unavailable: Option<OnUnavailable>,
     id: Option<LeaseId>,
 }
 
@@ -89,6 +90,7 @@ impl<'a> Request<'a> {
             is_recorded: false,
             deadline,
             on_expiry: None,
+            on_unavailable: None,
             id: None,
         }
     }
@@ -134,6 +136,12 @@ impl<'a> Request<'a> {
     /// What happens when the lease expires, instead of what the policy says.
     pub const fn on_expiry(mut self, behaviour: OnExpiry) -> Self {
         self.on_expiry = Some(behaviour);
+        self
+    }
+
+    /// What happens while the store is unavailable, instead of what the policy says.
+    pub const fn on_unavailable(mut self, behaviour: OnUnavailable) -> Self {
+        self.on_unavailable = Some(behaviour);
         self
     }
 
@@ -440,7 +448,8 @@ impl<'a> Request<'a> {
             // This subject's levels were never read: the limiter's defaults decide.
             Err(LimitError::Unavailable { source, retry_after }) => {
                 let levels = self.shared.levels_by_default(self.subject.check()?);
-                if levels.on_unavailable().0 == OnUnavailable::Block || levels.is_empty() {
+                let behaviour = self.on_unavailable.unwrap_or(levels.on_unavailable().0);
+                if behaviour == OnUnavailable::Block || levels.is_empty() {
                     return Err(LimitError::Unavailable { source, retry_after });
                 }
                 (Arc::new(levels), Some(source))
@@ -460,6 +469,12 @@ impl<'a> Request<'a> {
         let levels = match self.on_expiry {
             Some(behaviour) if behaviour != levels.on_expiry().0 => {
                 Arc::new(Levels::clone(&levels).with_on_expiry(behaviour))
+            }
+            _ => levels,
+        };
+        let levels = match self.on_unavailable {
+            Some(behaviour) if behaviour != levels.on_unavailable().0 => {
+                Arc::new(Levels::clone(&levels).with_on_unavailable(behaviour))
             }
             _ => levels,
         };

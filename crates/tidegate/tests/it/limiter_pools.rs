@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use tidegate::store::ManualWall;
 use tidegate::{
-    Across, Cost, Lease, Limit, LimitError, LimitEvent, LimitKey, LimitName, Limiter, Memory, OnUnavailable,
-    Outcome, Scope, Share, Stamp, StoreError, Subject, Throttle, UsageOf, UsageQuery, Window, Would,
+    Across, BucketLimit, Cost, Lease, Limit, LimitError, LimitEvent, LimitKey, LimitName, Limiter, Memory,
+    OnUnavailable, Outcome, Scope, Share, Stamp, StoreError, Subject, Throttle, UsageOf, UsageQuery, Window,
+    Would,
 };
 
 use crate::kit::limiter::{EventLog, calm, child, id, over, policy};
@@ -269,4 +270,33 @@ async fn wrong_settle_is_repaired() {
     assert_eq!(error, "`acme on gpt` has no limit `typo`; it has `tpm`");
     let error = admin.set_bucket(("acme", "gpt"), &key("tpm,across=both"), None).await.unwrap_err();
     assert!(error.to_string().starts_with("`all entities on all resources` has no limit `tpm`"), "{error}");
+}
+
+/// Its bucket is in no policy, so that no name led to it.
+#[tokio::test]
+async fn bucket_of_a_call_limit_is_repaired() {
+    let limiter = limiter(&[]).await;
+    let limit: Limit = "tokens:1k/min".parse().unwrap();
+    let request = |units: &'static [(&'static str, u64)]| {
+        limiter.request(("acme", "gpt"), units).limits([limit.clone()])
+    };
+    request(&[("tokens", 9_000)]).debit().await.unwrap();
+    assert!(request(&[("tokens", 1)]).spend().await.is_err(), "it is in debt");
+    let admin = limiter.admin("ops");
+    let bucket = |text: &str| text.parse::<BucketLimit>().unwrap();
+    let balance = admin.set_bucket(("acme", "gpt"), bucket("tokens:1000/1m"), Some(70)).await.unwrap().value;
+    assert_eq!((balance.available, balance.limit.as_str()), (70, "tokens"));
+    request(&[("tokens", 70)]).spend().await.unwrap();
+    // Another shape is another bucket.
+    admin.set_bucket(("acme", "gpt"), bucket("tokens:1k/min:2k"), None).await.unwrap();
+    assert!(request(&[("tokens", 1)]).spend().await.is_err());
+
+    let error =
+        admin.set_bucket(("acme", "gpt"), bucket("tokens:1k/min,across=both"), None).await.unwrap_err();
+    assert!(matches!(error, LimitError::Policy(_)), "{error}");
+    assert_eq!(bucket("tokens:1000/1m").to_string(), "tokens:1k/min");
+    assert_eq!(bucket("tokens,across=both").to_string(), "tokens,across=both");
+    for invalid in ["", "a b", "tokens:", "tokens:1/fortnight", "tokens,across=all"] {
+        assert!(invalid.parse::<BucketLimit>().is_err(), "{invalid}");
+    }
 }
