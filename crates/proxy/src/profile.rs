@@ -321,6 +321,8 @@ mod tests {
         assert!(!is_final("openai", "Rate limit reached: Limit 10, Used 8, Requested 3", false));
         assert!(is_final("anthropic", "rate_limit_error", false), "the spend limit sends no retry-after");
         assert!(!is_final("anthropic", "rate_limit_error", true));
+        let minute = "would exceed your organization's rate limit of 30,000 input tokens per minute (org: x, model: c)";
+        assert!(!is_final("anthropic", minute, true) && is_final("anthropic", minute, false));
         assert!(is_final("gemini", "GenerateRequestsPerDayPerProjectPerModel", true));
     }
 }
