@@ -105,14 +105,15 @@ impl UsagePaths {
         self.paths.is_empty()
     }
 
-    pub(crate) fn scan(&self) -> JsonScan {
-        JsonScan::new(&self.paths)
+    /// The paths, to scan a document for.
+    pub(crate) const fn paths(&self) -> &Arc<[Path]> {
+        &self.paths
     }
 
-    /// Input and output tokens, if they are reported.
-    pub(crate) fn read(&self, scan: JsonScan) -> (Option<u64>, Option<u64>) {
+    /// Input and output tokens, if the values found at the paths report them.
+    pub(crate) fn read(&self, values: &[Option<Scalar>]) -> (Option<u64>, Option<u64>) {
         let values: Vec<Option<u64>> =
-            scan.finish().into_iter().map(|value| value.as_ref().and_then(Scalar::as_u64)).collect();
+            values.iter().map(|value| value.as_ref().and_then(Scalar::as_u64)).collect();
         let [input, input_more, output] = self.ends;
         let first = |from: usize, to: usize| values[from..to].iter().flatten().next().copied();
         let sum = |one: Option<u64>, more: Option<u64>| {
