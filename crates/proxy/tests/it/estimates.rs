@@ -3,7 +3,7 @@
 use tidegate_core::limit::token::TokenScope;
 use tidegate_proxy::Upstream;
 
-use crate::kit::client::{Caller, eventually, proxy, start, upstream};
+use crate::kit::client::{Caller, eventually, mock, proxy, start, upstream};
 use crate::kit::codec::json;
 use crate::kit::raw;
 use crate::kit::tenants::Store;
@@ -13,6 +13,35 @@ async fn acme(store: &Store, upstream: Upstream) -> Caller {
     let token = store.token("acme", TokenScope::Acquire).await;
     let through = start(proxy(&[upstream.key("sk-real")], Some(store.tenants()))).await;
     Caller::new(through).with("authorization", &format!("Bearer {token}"))
+}
+
+/// The next calls requested more than the limit can ever grant, and refused calls taught the estimate nothing.
+#[tokio::test]
+async fn long_answer_locks_no_tenant_out() {
+    for limit in ["tokens:10k/100ms", "tpm:10k/100ms", "output_tokens:10k/100ms"] {
+        let store = Store::new(&[limit]).await;
+        let addr = mock("openai", |options| options.output_tokens = 12_000).await;
+        let caller = acme(&store, upstream("openai", addr)).await;
+        let body = json!({"model": "m", "input": "hello"});
+        for calls in 1..4 {
+            let reply = caller.post("/openai/v1/responses", &body).await;
+            assert_eq!(reply.status, 200, "{limit}: {}", &reply.text[..reply.text.len().min(300)]);
+            eventually("it is booked", async || store.used("acme", "m", "requests").await == calls).await;
+        }
+        assert_eq!(store.used("acme", "m", "output_tokens").await, 36_000);
+    }
+}
+
+/// The first estimate is 256 tokens.
+#[tokio::test]
+async fn limit_below_the_estimate_admits_calls() {
+    let store = Store::new(&["output_tokens:100/100ms", "tokens:200/100ms"]).await;
+    let caller = acme(&store, upstream("openai", mock("openai", |_| {}).await)).await;
+    let reply = caller.post("/openai/v1/responses", &json!({"model": "m", "input": "hello"})).await;
+    assert_eq!(reply.status, 200, "{}", reply.text);
+    let large = json!({"model": "m", "input": "words ".repeat(300)});
+    let reply = caller.post("/openai/v1/responses", &large).await;
+    assert_eq!((reply.status, reply.header("x-should-retry")), (429, "false"), "its input alone is too much");
 }
 
 /// It was booked: the tenant had the largest debt, and the estimates of all tenants were twenty times as high.
