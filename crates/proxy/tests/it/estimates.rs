@@ -78,3 +78,34 @@ async fn absurd_usage_is_booked_as_an_estimate() {
         assert_eq!(next.status, 200, "a normal call: {}", next.text);
     }
 }
+
+/// A tenant that refused usage was booked at one token per event.
+#[tokio::test]
+async fn refused_usage_is_reported_and_removed() {
+    let store = Store::new(&[]).await;
+    let addr = mock("openai", |options| options.output_tokens = 1_000).await;
+    let caller = acme(&store, upstream("openai", addr)).await;
+    let options = [json!({"include_usage": false}), json!(null), json!({"include_usage": true})];
+    for (calls, options) in (1..).zip(options) {
+        let is_asked = options["include_usage"] == true;
+        let body = json!({"model": "m", "messages": [], "stream": true, "stream_options": options});
+        let reply = caller.post("/openai/v1/chat/completions", &body).await;
+        assert_eq!((reply.status, reply.text.contains("usage")), (200, is_asked), "{options}");
+        let used = async |limit: &str| store.used("acme", "m", limit).await;
+        eventually("the call is booked", async || used("requests").await == calls).await;
+        assert_eq!((used("output_tokens").await, used("estimated").await), (1_000 * calls, 0));
+    }
+}
+
+/// A limit of tokens counted long words a hundredth.
+#[tokio::test]
+async fn words_without_spaces_count_as_text() {
+    let store = Store::new(&["tokens:5k/day"]).await;
+    let caller = acme(&store, upstream("openai", mock("openai", |_| {}).await)).await;
+    let words = "word,word.".repeat(4_000);
+    let cases = [(words.clone(), 429), (format!("data:image/png;base64,{words}"), 200)];
+    for (text, status) in cases {
+        let body = json!({"model": "m", "max_output_tokens": 5, "input": text});
+        assert_eq!(caller.post("/openai/v1/responses", &body).await.status, status);
+    }
+}
