@@ -35,6 +35,8 @@ struct ProfileConfig {
     #[serde(default)]
     release: bool,
     #[serde(default)]
+    separate_output: bool,
+    #[serde(default)]
     refused_counts: bool,
     #[serde(default)]
     model: Vec<String>,
@@ -194,6 +196,7 @@ fn profile(name: &str, table: Table) -> Result<Profile, InvalidProfiles> {
             ReserveConfig::Largest => Reserve::Largest,
         },
         release: config.release,
+        separate_output: config.separate_output,
         refused_counts: config.refused_counts,
         request: RequestPaths::new(paths(&config.model), paths(&config.output_max)),
         model_after: config.model_after,

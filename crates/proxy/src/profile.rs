@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use tidegate_core::cost::Cost;
 use tidegate_core::feedback::rejection::mentions;
 
 use crate::headers::percent_decoded;
@@ -20,6 +21,7 @@ pub struct Profile {
     pub(crate) key_query: Option<String>,
     pub(crate) reserve: Reserve,
     pub(crate) release: bool,
+    pub(crate) separate_output: bool,
     pub(crate) refused_counts: bool,
     pub(crate) request: RequestPaths,
     pub(crate) model_after: Option<String>,
@@ -233,27 +235,36 @@ impl Profile {
         self.usage_option.iter().any(|end| path.ends_with(end.as_str()))
     }
 
-    /// Tokens that count when a request starts.
-    pub(crate) fn reserved(&self, tokens: Tokens) -> u64 {
+    /// What counts when a request starts.
+    pub(crate) fn reserved(&self, tokens: Tokens) -> Cost {
         let Tokens { input, output, output_max, choices } = tokens;
         let all = input.saturating_add(output);
-        match self.reserve {
+        let total = match self.reserve {
             Reserve::None => 0,
             Reserve::Input => input,
             Reserve::Expected => all,
             Reserve::All => input.saturating_add(output_max.unwrap_or(output).saturating_mul(choices.max(1))),
             Reserve::Largest => all.max(output_max.unwrap_or(0)),
-        }
+        };
+        self.cost(total, input, output)
     }
 
-    /// Tokens that stay counted when the request has ended with this usage.
-    pub(crate) fn spent(&self, reserved: u64, input: u64, output: u64) -> u64 {
-        match self.reserve {
-            _ if !self.release => reserved,
+    /// What stays counted when the request has ended with this usage.
+    pub(crate) fn spent(&self, reserved: Cost, input: u64, output: u64) -> Cost {
+        let total = match self.reserve {
+            _ if !self.release => return reserved,
             Reserve::None => 0,
             Reserve::Input => input,
             Reserve::Expected | Reserve::All | Reserve::Largest => input.saturating_add(output),
-        }
+        };
+        self.cost(total, input, output)
+    }
+
+    /// The cost of a call, by kinds of tokens only where these have limits of their own: each kind is throttled by
+    /// itself.
+    const fn cost(&self, total: u64, input: u64, output: u64) -> Cost {
+        let cost = Cost::request().tokens(total);
+        if self.separate_output { cost.input_tokens(input).output_tokens(output) } else { cost }
     }
 
     /// Whether the body of a refusal says that a retry can never succeed.
@@ -299,8 +310,12 @@ mod tests {
         let profiles = Profiles::built_in();
         for (name, reserved, spent) in table {
             let profile = profiles.get(name).unwrap();
-            assert_eq!(profile.reserved(tokens), reserved, "{name}");
-            assert_eq!(profile.spent(reserved, 90, 40), spent, "{name}");
+            let cost = profile.reserved(tokens);
+            assert_eq!(cost.total_tokens(), reserved, "{name}");
+            let spent_cost = profile.spent(cost, 90, 40);
+            assert_eq!(spent_cost.total_tokens(), spent, "{name}");
+            let kinds = if name == "anthropic" { (90, 40) } else { (0, 0) };
+            assert_eq!((spent_cost.input_tokens, spent_cost.output_tokens), kinds, "{name}");
         }
     }
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tidegate::{Cost, Outcome, Permit};
+use tidegate::{Outcome, Permit};
 
 use crate::estimate::{Estimates, UsageSample, input_max, output_max};
 use crate::profile::{Profile, Tokens};
@@ -80,11 +80,6 @@ pub(crate) fn count(counter: &AtomicU64, by: u64) {
     counter.fetch_add(by, Ordering::Relaxed);
 }
 
-/// The tokens of a cost.
-pub(crate) const fn cost(tokens: u64) -> Cost {
-    Cost::request().tokens(tokens)
-}
-
 impl Ticket {
     pub(crate) const fn new(
         info: CallInfo,
@@ -155,9 +150,9 @@ impl Ticket {
                     StreamError::Other => Outcome::failure(),
                 });
             }
-            let spent = self.info.profile.spent(permit.cost().tokens, used.input, used.output);
+            let spent = self.info.profile.spent(permit.cost(), used.input, used.output);
             // The outcome was learned from the beginning of the response.
-            permit.settle(Outcome::ignored().spent(cost(spent)));
+            permit.settle(Outcome::ignored().spent(spent));
         }
         if let Some(lease) = self.lease.take() {
             lease.settle(used, is_estimated);

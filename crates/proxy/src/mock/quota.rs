@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use tidegate_core::bucket::Bucket;
+use tidegate_core::cost::Cost;
 use tidegate_core::limit::rule::{Limit, Rule};
 use tidegate_core::time::Stamp;
 
@@ -81,7 +82,7 @@ impl Quotas {
     /// Counts a request at its start, all or nothing. Returns the reserved tokens.
     pub(crate) fn start(&mut self, profile: &Profile, tokens: Tokens, now: Stamp) -> Result<u64, Exceeded> {
         // A provider does not know the output in advance.
-        let reserved = profile.reserved(Tokens { output: 0, ..tokens });
+        let reserved = profile.reserved(Tokens { output: 0, ..tokens }).total_tokens();
         let units = |counted| match counted {
             Counted::Tokens => reserved,
             Counted::Input => tokens.input,
@@ -104,7 +105,8 @@ impl Quotas {
 
     /// Corrects the counts when a request has ended.
     pub(crate) fn end(&mut self, profile: &Profile, reserved: u64, tokens: Tokens, now: Stamp) {
-        let spent = profile.spent(reserved, tokens.input, tokens.output);
+        let reserved_cost = Cost::request().tokens(reserved);
+        let spent = profile.spent(reserved_cost, tokens.input, tokens.output).total_tokens();
         for Quota { counted, rule, bucket } in &mut self.0 {
             match counted {
                 Counted::Output if profile.reserve != Reserve::Input => {
