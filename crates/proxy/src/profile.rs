@@ -34,6 +34,9 @@ pub struct Profile {
     pub(crate) groups: Vec<Group>,
 }
 
+/// What is read of the requests of all providers: whether usage is streamed, and how many choices are generated.
+const OWN_PATHS: [&str; 4] = ["stream", "stream_options.include_usage", "n", "best_of"];
+
 /// The keys that lead to a value in a JSON document.
 pub(crate) type Path = Vec<String>;
 
@@ -69,7 +72,7 @@ pub(crate) struct RequestFacts {
 impl RequestPaths {
     pub(crate) fn new(model: Vec<Path>, output_max: Vec<Path>) -> Self {
         let path = |text: &str| text.split('.').map(str::to_owned).collect();
-        let own = ["stream", "stream_options.include_usage", "n"].map(path);
+        let own = OWN_PATHS.map(path);
         let models = model.len();
         Self { paths: own.into_iter().chain(model).chain(output_max).collect(), models }
     }
@@ -80,16 +83,18 @@ impl RequestPaths {
 
     /// Whether the model was found so far.
     pub(crate) fn has_model(&self, scan: &JsonScan) -> bool {
-        (3..3 + self.models).any(|index| scan.has(index))
+        (OWN_PATHS.len()..OWN_PATHS.len() + self.models).any(|index| scan.has(index))
     }
 
     pub(crate) fn facts(&self, scan: JsonScan) -> RequestFacts {
         let blobs = scan.blobs();
         let mut values = scan.finish();
-        let output_max = values.split_off(3 + self.models).iter().flatten().find_map(Scalar::as_u64);
-        let model = values.split_off(3).into_iter().flatten().find_map(Scalar::into_string);
+        let output_max =
+            values.split_off(OWN_PATHS.len() + self.models).iter().flatten().find_map(Scalar::as_u64);
+        let model = values.split_off(OWN_PATHS.len()).into_iter().flatten().find_map(Scalar::into_string);
         let is_true = |at: usize| values[at].as_ref().is_some_and(Scalar::is_true);
-        let choices = values[2].as_ref().and_then(Scalar::as_u64).unwrap_or(1);
+        // Of `best_of` choices, which are all generated, `n` are returned.
+        let choices = values[2..].iter().flatten().filter_map(Scalar::as_u64).max().unwrap_or(1);
         let (is_stream, includes_usage) = (is_true(0), is_true(1));
         let is_json = false;
         RequestFacts { model, is_stream, includes_usage, output_max, choices, is_json, blobs }
