@@ -346,4 +346,29 @@ mod tests {
         assert!(!is_final("anthropic", minute, true) && is_final("anthropic", minute, false));
         assert!(is_final("gemini", "GenerateRequestsPerDayPerProjectPerModel", true));
     }
+
+    #[test]
+    fn docs_say_how_each_profile_counts() {
+        let docs = include_str!("../../../docs/proxy.md");
+        let Profiles(profiles) = Profiles::built_in();
+        for (name, profile) in profiles {
+            let start = match profile.reserve {
+                Reserve::None => "nothing",
+                Reserve::Input => "input",
+                Reserve::Expected => "input, and expected output",
+                Reserve::All => "input, and `max_tokens` for each choice",
+                Reserve::Largest => "`max_tokens`, or expected total if that is more",
+            };
+            let end = match profile.reserve {
+                Reserve::None => "nothing",
+                _ if !profile.release => "the same",
+                Reserve::Input => "input that was used",
+                _ => "what was used",
+            };
+            let limits = if profile.separate_output { "apart" } else { "together" };
+            let refused = if profile.refused_counts { "count" } else { "do not count" };
+            let row = format!("| `{name}` | {start} | {end} | {limits} | {refused} |\n");
+            assert!(docs.contains(&row), "no row {row}");
+        }
+    }
 }
