@@ -73,16 +73,13 @@ pub(crate) fn with_usage_option(body: &[u8]) -> Option<Vec<u8>> {
         return None;
     }
     let options = Json::Object(options);
-    let (range, inserted) = match given {
-        Some(given) => {
-            // It is a part of the text.
-            let start = given.as_ptr().addr().checked_sub(text.as_ptr().addr())?;
-            (start..start + given.len(), options.to_string())
-        }
-        None => {
-            let start = text.find('{')? + 1;
-            (start..start, format!("\"stream_options\":{options},"))
-        }
+    let (range, inserted) = if let Some(given) = given {
+        // It is a part of the text.
+        let start = given.as_ptr().addr().checked_sub(text.as_ptr().addr())?;
+        (start..start + given.len(), options.to_string())
+    } else {
+        let start = text.find('{')? + 1;
+        (start..start, format!("\"stream_options\":{options},"))
     };
     let (before, after) = (text.get(..range.start)?, text.get(range.end..)?);
     Some([before, inserted.as_str(), after].concat().into_bytes())

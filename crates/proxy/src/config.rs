@@ -26,6 +26,7 @@ pub struct InvalidProfiles(String);
 /// A profile as it is written. Paths have their keys joined by dots.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a key of the file")]
 struct ProfileConfig {
     format: FormatConfig,
     #[serde(default)]

@@ -14,6 +14,7 @@ pub(crate) const GENERIC: &str = "generic";
 
 /// How a provider counts, and what its requests, responses and errors look like.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a key of the file")]
 pub struct Profile {
     pub(crate) name: String,
     pub(crate) format: Format,
