@@ -27,7 +27,7 @@ use crate::proxy::Inner;
 use crate::refusal::Refusal;
 use crate::scope::Scope;
 use crate::tenant::CallTokens;
-use crate::ticket::{CallInfo, Ending, Ticket, cost, count};
+use crate::ticket::{CallInfo, Ending, Ticket, count};
 use crate::transport::{Beginning, Prefixed};
 use crate::usage::UsageReader;
 
@@ -230,7 +230,7 @@ async fn send(proxy: &Inner, upstream: &Upstream, call: Attempts) -> Forwarded {
     let Attempts { scope, deadline, mut prepared, mut ticket, slot } = call;
     let reserved = ticket.info().profile.reserved(ticket.info().tokens);
     for attempt in 1.. {
-        let permit = match proxy.scopes.acquire(&scope, cost(reserved), left(deadline)).await {
+        let permit = match proxy.scopes.acquire(&scope, reserved, left(deadline)).await {
             Ok(permit) => permit,
             Err(refused) => {
                 count(&proxy.counts.refused_by_upstream, 1);

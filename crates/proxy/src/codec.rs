@@ -1,6 +1,6 @@
 //! JSON that the proxy writes and edits: refusals, the usage option of a request, and chunks of a stream.
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 pub(crate) use serde_json::{Value as Json, json};
 
@@ -53,35 +53,35 @@ pub(crate) fn unescaped(text: &[u8]) -> Option<String> {
 /// The members of a request that concern usage in a stream.
 #[derive(Deserialize)]
 struct UsageOption<'a> {
-    #[serde(borrow)]
+    /// Also `null`, which is a member.
+    #[serde(borrow, default, deserialize_with = "present")]
     stream_options: Option<&'a RawValue>,
 }
 
-/// The same request, asking for usage in its stream. `None` if it does so already, refuses, or is not valid.
+fn present<'de, D: Deserializer<'de>>(from: D) -> Result<Option<&'de RawValue>, D::Error> {
+    <&RawValue>::deserialize(from).map(Some)
+}
+
+/// The same request, asking for usage in its stream even if it refuses that. `None` if it asks already, or is not
+/// valid.
 pub(crate) fn with_usage_option(body: &[u8]) -> Option<Vec<u8>> {
-    const OPTION: &str = "\"include_usage\":true";
     let text = std::str::from_utf8(body).ok()?;
-    let UsageOption { stream_options } = serde_json::from_str(text).ok()?;
-    let (at, inserted) = match stream_options.map(RawValue::get) {
-        None => {
-            // `null` or absent. A second member of this name would be ambiguous.
-            if text.contains("\"stream_options\"") {
-                return None;
-            }
-            (text.find('{')? + 1, format!("\"stream_options\":{{{OPTION}}},"))
-        }
-        Some(options) => {
-            let known: serde_json::Map<String, Json> = serde_json::from_str(options).ok()?;
-            if known.contains_key("include_usage") {
-                return None;
-            }
-            // The slice is a part of the text.
-            let start = options.as_ptr().addr().checked_sub(text.as_ptr().addr())?;
-            let comma = if known.is_empty() { "" } else { "," };
-            (start + 1, format!("{OPTION}{comma}"))
-        }
+    let given = serde_json::from_str::<UsageOption<'_>>(text).ok()?.stream_options.map(RawValue::get);
+    let known = given.map(serde_json::from_str::<Option<serde_json::Map<String, Json>>>).transpose().ok()?;
+    let mut options = known.flatten().unwrap_or_default();
+    if options.insert("include_usage".to_owned(), Json::Bool(true)) == Some(Json::Bool(true)) {
+        return None;
+    }
+    let options = Json::Object(options);
+    let (range, inserted) = if let Some(given) = given {
+        // It is a part of the text.
+        let start = given.as_ptr().addr().checked_sub(text.as_ptr().addr())?;
+        (start..start + given.len(), options.to_string())
+    } else {
+        let start = text.find('{')? + 1;
+        (start..start, format!("\"stream_options\":{options},"))
     };
-    let (before, after) = text.split_at_checked(at)?;
+    let (before, after) = (text.get(..range.start)?, text.get(range.end..)?);
     Some([before, inserted.as_str(), after].concat().into_bytes())
 }
 
@@ -120,12 +120,20 @@ mod tests {
             (r#" {"a":1}"#, Some(r#" {"stream_options":{"include_usage":true},"a":1}"#)),
             (
                 r#"{"stream_options":{"x":[1, 2]},"a":1.50}"#,
-                Some(r#"{"stream_options":{"include_usage":true,"x":[1, 2]},"a":1.50}"#),
+                Some(r#"{"stream_options":{"include_usage":true,"x":[1,2]},"a":1.50}"#),
             ),
             (r#"{"stream_options": {} }"#, Some(r#"{"stream_options": {"include_usage":true} }"#)),
-            (r#"{"stream_options":{"include_usage":false}}"#, None),
             (r#"{"stream_options":{"include_usage":true}}"#, None),
-            (r#"{"stream_options":null}"#, None),
+            (
+                r#"{"stream_options":{"include_usage":false}}"#,
+                Some(r#"{"stream_options":{"include_usage":true}}"#),
+            ),
+            (
+                r#"{"stream_options":{"include_usage":true,"include_\u0075sage":null}}"#,
+                Some(r#"{"stream_options":{"include_usage":true}}"#),
+            ),
+            (r#"{"stream_options": null }"#, Some(r#"{"stream_options": {"include_usage":true} }"#)),
+            (r#"{"stream_\u006fptions":null}"#, Some(r#"{"stream_\u006fptions":{"include_usage":true}}"#)),
             (r#"{"stream_options":5}"#, None),
             ("[]", None),
             ("{", None),

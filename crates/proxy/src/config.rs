@@ -26,6 +26,7 @@ pub struct InvalidProfiles(String);
 /// A profile as it is written. Paths have their keys joined by dots.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a key of the file")]
 struct ProfileConfig {
     format: FormatConfig,
     #[serde(default)]
@@ -34,6 +35,8 @@ struct ProfileConfig {
     reserve: ReserveConfig,
     #[serde(default)]
     release: bool,
+    #[serde(default)]
+    separate_output: bool,
     #[serde(default)]
     refused_counts: bool,
     #[serde(default)]
@@ -194,6 +197,7 @@ fn profile(name: &str, table: Table) -> Result<Profile, InvalidProfiles> {
             ReserveConfig::Largest => Reserve::Largest,
         },
         release: config.release,
+        separate_output: config.separate_output,
         refused_counts: config.refused_counts,
         request: RequestPaths::new(paths(&config.model), paths(&config.output_max)),
         model_after: config.model_after,

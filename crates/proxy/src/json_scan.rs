@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use crate::codec::unescaped;
+use crate::multipart::find;
 use crate::profile::Path;
 
 /// Keys and values are kept up to this many bytes; no wanted one is longer, even if each of its characters is
@@ -13,10 +14,14 @@ use crate::profile::Path;
 const TEXT_MAX: usize = 1_536;
 /// Deeper values are skipped.
 const DEPTH_MAX: usize = 32;
-/// A string of at least this many letters and digits without a space is no text but data, such as an image.
+/// A string of at least this many letters and digits without a space may be no text but data, such as an image: if it
+/// is a `data:` URL, or in a member for data.
 const BLOB_MIN: u64 = 1_024;
+/// Members of requests whose strings are data in base64.
+const BLOB_MEMBERS: [&[u8]; 4] = [b"data", b"file_data", b"b64_json", b"bytesBase64Encoded"];
 
-/// Scans for the values at some paths. Arrays do not count as a step of a path. The last value of a path wins.
+/// Scans for the values at some paths. Arrays do not count as a step of a path. The last value of a path wins, in the
+/// first object or array.
 #[derive(Debug)]
 pub(crate) struct JsonScan {
     paths: Arc<[Path]>,
@@ -56,6 +61,8 @@ enum State {
     String { is_key: bool, is_escaped: bool },
     /// In a number or a word.
     Word,
+    /// After the document. What follows is none of its members, whatever an upstream makes of it.
+    End,
 }
 
 impl Scalar {
@@ -81,13 +88,6 @@ impl JsonScan {
         Self { paths, values, open: Vec::new(), skipped: 0, state, text: Vec::new(), run: None, blobs: 0 }
     }
 
-    /// The values found in a complete document, in the order of the paths.
-    pub(crate) fn of(paths: &Arc<[Path]>, document: &[u8]) -> Vec<Option<Scalar>> {
-        let mut scan = Self::new(paths);
-        scan.push(document);
-        scan.finish()
-    }
-
     /// Reads the next piece.
     pub(crate) fn push(&mut self, piece: &[u8]) {
         let mut rest = piece;
@@ -109,6 +109,7 @@ impl JsonScan {
                     self.between(byte, is_key);
                     tail
                 }
+                State::End => return,
             };
         }
     }
@@ -120,7 +121,7 @@ impl JsonScan {
 
     /// The encoded data in the pieces so far.
     pub(crate) fn blobs(&self) -> Blobs {
-        let run = self.run.filter(|run| matches!(self.state, State::String { .. }) && *run >= BLOB_MIN);
+        let run = self.blob_run().filter(|_| matches!(self.state, State::String { is_key: false, .. }));
         Blobs { bytes: self.blobs + run.unwrap_or(0), is_cut: run.is_some() }
     }
 
@@ -139,8 +140,10 @@ impl JsonScan {
                 self.state = State::Between { is_key: byte == b'{' };
             }
             b'}' | b']' => {
+                let was_open = !self.open.is_empty();
                 self.close();
-                self.state = State::Between { is_key: false };
+                let is_end = was_open && self.open.is_empty();
+                self.state = if is_end { State::End } else { State::Between { is_key: false } };
             }
             b'"' => {
                 self.text.clear();
@@ -170,6 +173,8 @@ impl JsonScan {
             self.run.filter(|_| rest[..end].iter().copied().all(is_of_blob)).map(|run| run + end as u64);
         match rest.get(end) {
             Some(b'"') => {
+                let run = self.blob_run().filter(|_| !is_key);
+                self.run = None;
                 if self.text.contains(&b'\\')
                     && let Some(text) = unescaped(&self.text)
                 {
@@ -183,7 +188,7 @@ impl JsonScan {
                 } else {
                     self.value(true);
                 }
-                self.blobs += self.run.take().filter(|run| *run >= BLOB_MIN).unwrap_or(0);
+                self.blobs += run.unwrap_or(0);
                 self.state = State::Between { is_key: false };
                 &rest[end + 1..]
             }
@@ -194,6 +199,14 @@ impl JsonScan {
             }
             None => &[],
         }
+    }
+
+    /// The bytes of the current string so far, if it is encoded data.
+    fn blob_run(&self) -> Option<u64> {
+        let is_url = || self.text.starts_with(b"data:") && find(&self.text, b";base64,").is_some();
+        let member = self.open.iter().rev().flatten().next().filter(|_| self.skipped == 0);
+        let is_member = || member.is_some_and(|key| BLOB_MEMBERS.contains(&key.as_slice()));
+        self.run.filter(|run| *run >= BLOB_MIN && (is_url() || is_member()))
     }
 
     fn open(&mut self, is_object: bool) {
@@ -308,6 +321,36 @@ mod tests {
         assert_eq!(scan.blobs(), Blobs { bytes: 3_000, is_cut: true }, "of a body that is cut off");
     }
 
+    /// Any text without spaces was taken for data, and counted less against the limits of tokens.
+    #[test]
+    fn text_without_spaces_is_no_data() {
+        let text = "word,word.".repeat(200);
+        let size = text.len() as u64;
+        let table = [
+            (format!(r#"{{"text":"{text}"}}"#), 0),
+            (format!(r#"{{"text":"data:{text}"}}"#), 0),
+            (format!(r#"{{"{text}":1,"data":["{text}",{{"text":"{text}"}}]}}"#), size),
+            (format!(r#"{{"source":{{"type":"base64","data":"{text}"}}}}"#), size),
+            (format!(r#"{{"url":"data:image\/png;base64,{text}"}}"#), size + 21),
+        ];
+        for (body, wanted) in table {
+            let mut scan = JsonScan::new(&[].into());
+            scan.push(body.as_bytes());
+            assert_eq!(scan.blobs().bytes, wanted, "{}", &body[..20]);
+        }
+    }
+
+    /// The model after the document was booked, and the one within was called.
+    #[test]
+    fn members_after_the_document_do_not_count() {
+        let bodies = [r#"{"model":"m"}{"model":"x"}"#, r#"{"model":"m"} , "model":"x"}"#];
+        for body in bodies {
+            assert_eq!(found(&["model"], &[body]), ["m"], "{body}");
+            assert_eq!(found(&["model"], &[&body[..13], &body[13..]]), ["m"], "{body}");
+        }
+        assert_eq!(found(&["model"], &[r#"[{"model":"m"},{"model":"x"}]{"model":"y"}"#]), ["x"]);
+    }
+
     proptest! {
         /// Pieces do not matter: a cut at any place finds the same.
         #[test]
@@ -320,7 +363,9 @@ mod tests {
 
         #[test]
         fn scan_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = JsonScan::of(&[path("model")].into(), &bytes);
+            let mut scan = JsonScan::new(&[path("model")].into());
+            scan.push(&bytes);
+            let _ = (scan.blobs(), scan.finish());
         }
     }
 }

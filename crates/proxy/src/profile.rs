@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use tidegate_core::cost::Cost;
 use tidegate_core::feedback::rejection::mentions;
 
 use crate::headers::percent_decoded;
@@ -13,6 +14,7 @@ pub(crate) const GENERIC: &str = "generic";
 
 /// How a provider counts, and what its requests, responses and errors look like.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a key of the file")]
 pub struct Profile {
     pub(crate) name: String,
     pub(crate) format: Format,
@@ -20,6 +22,7 @@ pub struct Profile {
     pub(crate) key_query: Option<String>,
     pub(crate) reserve: Reserve,
     pub(crate) release: bool,
+    pub(crate) separate_output: bool,
     pub(crate) refused_counts: bool,
     pub(crate) request: RequestPaths,
     pub(crate) model_after: Option<String>,
@@ -31,6 +34,9 @@ pub struct Profile {
     pub(crate) quota_headers: QuotaHeaders,
     pub(crate) groups: Vec<Group>,
 }
+
+/// What is read of the requests of all providers: whether usage is streamed, and how many choices are generated.
+const OWN_PATHS: [&str; 4] = ["stream", "stream_options.include_usage", "n", "best_of"];
 
 /// The keys that lead to a value in a JSON document.
 pub(crate) type Path = Vec<String>;
@@ -67,7 +73,7 @@ pub(crate) struct RequestFacts {
 impl RequestPaths {
     pub(crate) fn new(model: Vec<Path>, output_max: Vec<Path>) -> Self {
         let path = |text: &str| text.split('.').map(str::to_owned).collect();
-        let own = ["stream", "stream_options.include_usage", "n"].map(path);
+        let own = OWN_PATHS.map(path);
         let models = model.len();
         Self { paths: own.into_iter().chain(model).chain(output_max).collect(), models }
     }
@@ -78,16 +84,18 @@ impl RequestPaths {
 
     /// Whether the model was found so far.
     pub(crate) fn has_model(&self, scan: &JsonScan) -> bool {
-        (3..3 + self.models).any(|index| scan.has(index))
+        (OWN_PATHS.len()..OWN_PATHS.len() + self.models).any(|index| scan.has(index))
     }
 
     pub(crate) fn facts(&self, scan: JsonScan) -> RequestFacts {
         let blobs = scan.blobs();
         let mut values = scan.finish();
-        let output_max = values.split_off(3 + self.models).iter().flatten().find_map(Scalar::as_u64);
-        let model = values.split_off(3).into_iter().flatten().find_map(Scalar::into_string);
+        let output_max =
+            values.split_off(OWN_PATHS.len() + self.models).iter().flatten().find_map(Scalar::as_u64);
+        let model = values.split_off(OWN_PATHS.len()).into_iter().flatten().find_map(Scalar::into_string);
         let is_true = |at: usize| values[at].as_ref().is_some_and(Scalar::is_true);
-        let choices = values[2].as_ref().and_then(Scalar::as_u64).unwrap_or(1);
+        // Of `best_of` choices, which are all generated, `n` are returned.
+        let choices = values[2..].iter().flatten().filter_map(Scalar::as_u64).max().unwrap_or(1);
         let (is_stream, includes_usage) = (is_true(0), is_true(1));
         let is_json = false;
         RequestFacts { model, is_stream, includes_usage, output_max, choices, is_json, blobs }
@@ -105,14 +113,15 @@ impl UsagePaths {
         self.paths.is_empty()
     }
 
-    pub(crate) fn scan(&self) -> JsonScan {
-        JsonScan::new(&self.paths)
+    /// The paths, to scan a document for.
+    pub(crate) const fn paths(&self) -> &Arc<[Path]> {
+        &self.paths
     }
 
-    /// Input and output tokens, if they are reported.
-    pub(crate) fn read(&self, scan: JsonScan) -> (Option<u64>, Option<u64>) {
+    /// Input and output tokens, if the values found at the paths report them.
+    pub(crate) fn read(&self, values: &[Option<Scalar>]) -> (Option<u64>, Option<u64>) {
         let values: Vec<Option<u64>> =
-            scan.finish().into_iter().map(|value| value.as_ref().and_then(Scalar::as_u64)).collect();
+            values.iter().map(|value| value.as_ref().and_then(Scalar::as_u64)).collect();
         let [input, input_more, output] = self.ends;
         let first = |from: usize, to: usize| values[from..to].iter().flatten().next().copied();
         let sum = |one: Option<u64>, more: Option<u64>| {
@@ -232,27 +241,36 @@ impl Profile {
         self.usage_option.iter().any(|end| path.ends_with(end.as_str()))
     }
 
-    /// Tokens that count when a request starts.
-    pub(crate) fn reserved(&self, tokens: Tokens) -> u64 {
+    /// What counts when a request starts.
+    pub(crate) fn reserved(&self, tokens: Tokens) -> Cost {
         let Tokens { input, output, output_max, choices } = tokens;
         let all = input.saturating_add(output);
-        match self.reserve {
+        let total = match self.reserve {
             Reserve::None => 0,
             Reserve::Input => input,
             Reserve::Expected => all,
             Reserve::All => input.saturating_add(output_max.unwrap_or(output).saturating_mul(choices.max(1))),
             Reserve::Largest => all.max(output_max.unwrap_or(0)),
-        }
+        };
+        self.cost(total, input, output)
     }
 
-    /// Tokens that stay counted when the request has ended with this usage.
-    pub(crate) fn spent(&self, reserved: u64, input: u64, output: u64) -> u64 {
-        match self.reserve {
-            _ if !self.release => reserved,
+    /// What stays counted when the request has ended with this usage.
+    pub(crate) fn spent(&self, reserved: Cost, input: u64, output: u64) -> Cost {
+        let total = match self.reserve {
+            _ if !self.release => return reserved,
             Reserve::None => 0,
             Reserve::Input => input,
             Reserve::Expected | Reserve::All | Reserve::Largest => input.saturating_add(output),
-        }
+        };
+        self.cost(total, input, output)
+    }
+
+    /// The cost of a call, by kinds of tokens only where these have limits of their own: each kind is throttled by
+    /// itself.
+    const fn cost(&self, total: u64, input: u64, output: u64) -> Cost {
+        let cost = Cost::request().tokens(total);
+        if self.separate_output { cost.input_tokens(input).output_tokens(output) } else { cost }
     }
 
     /// Whether the body of a refusal says that a retry can never succeed.
@@ -298,8 +316,12 @@ mod tests {
         let profiles = Profiles::built_in();
         for (name, reserved, spent) in table {
             let profile = profiles.get(name).unwrap();
-            assert_eq!(profile.reserved(tokens), reserved, "{name}");
-            assert_eq!(profile.spent(reserved, 90, 40), spent, "{name}");
+            let cost = profile.reserved(tokens);
+            assert_eq!(cost.total_tokens(), reserved, "{name}");
+            let spent_cost = profile.spent(cost, 90, 40);
+            assert_eq!(spent_cost.total_tokens(), spent, "{name}");
+            let kinds = if name == "anthropic" { (90, 40) } else { (0, 0) };
+            assert_eq!((spent_cost.input_tokens, spent_cost.output_tokens), kinds, "{name}");
         }
     }
 
@@ -321,6 +343,33 @@ mod tests {
         assert!(!is_final("openai", "Rate limit reached: Limit 10, Used 8, Requested 3", false));
         assert!(is_final("anthropic", "rate_limit_error", false), "the spend limit sends no retry-after");
         assert!(!is_final("anthropic", "rate_limit_error", true));
+        let minute = "would exceed your organization's rate limit of 30,000 input tokens per minute (org: x, model: c)";
+        assert!(!is_final("anthropic", minute, true) && is_final("anthropic", minute, false));
         assert!(is_final("gemini", "GenerateRequestsPerDayPerProjectPerModel", true));
+    }
+
+    #[test]
+    fn docs_say_how_each_profile_counts() {
+        let docs = include_str!("../../../docs/proxy.md");
+        let Profiles(profiles) = Profiles::built_in();
+        for (name, profile) in profiles {
+            let start = match profile.reserve {
+                Reserve::None => "nothing",
+                Reserve::Input => "input",
+                Reserve::Expected => "input, and expected output",
+                Reserve::All => "input, and `max_tokens` for each choice",
+                Reserve::Largest => "`max_tokens`, or expected total if that is more",
+            };
+            let end = match profile.reserve {
+                Reserve::None => "nothing",
+                _ if !profile.release => "the same",
+                Reserve::Input => "input that was used",
+                _ => "what was used",
+            };
+            let limits = if profile.separate_output { "apart" } else { "together" };
+            let refused = if profile.refused_counts { "count" } else { "do not count" };
+            let row = format!("| `{name}` | {start} | {end} | {limits} | {refused} |\n");
+            assert!(docs.contains(&row), "no row {row}");
+        }
     }
 }

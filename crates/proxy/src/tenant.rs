@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use tidegate::store::{HostWall, WallClock};
-use tidegate::{EntityId, Lease, Limiter, ResourceName};
+use tidegate::{EntityId, Lease, LimitError, LimitLine, Limited, Limiter, ResourceName};
 use tidegate_core::limit::name::Namespace;
 use tidegate_core::limit::token::{Token, TokenScope, TokenState};
 use tidegate_server::{PeerCertificate, Secret, TokenCache};
@@ -75,6 +75,26 @@ impl CallTokens {
         }
     }
 
+    /// The same tokens with less output, so that the limits can grant them at once or later. `None` if they cannot
+    /// without any output.
+    fn fitting(self, limited: &Limited) -> Option<Self> {
+        let without_output = Self { output: 0, ..self };
+        let space = limited.lines.iter().filter_map(|LimitLine { balance, .. }| {
+            let name = balance.limit.as_str();
+            let output_units = self.units_of(name)?.checked_sub(without_output.units_of(name)?)?;
+            (output_units > 0).then(|| balance.burst.checked_sub(without_output.units_of(name)?))
+        });
+        let output = space.min()??;
+        (output < self.output).then_some(Self { output, ..self })
+    }
+
+    /// The units of a limit of this name.
+    fn units_of(self, name: &str) -> Option<u64> {
+        let mut recorded = self.recorded(false).into_iter();
+        let aliases = || ALIASES.iter().find(|(alias, _)| *alias == name).map(|(_, unit)| self.units(*unit));
+        recorded.find(|(recorded, _)| *recorded == name).map(|(_, units)| units).or_else(aliases)
+    }
+
     /// The units of names that are always recorded, requests first.
     fn recorded(self, is_estimated: bool) -> [(&'static str, u64); 5] {
         [
@@ -105,10 +125,10 @@ impl Tenants {
         let stored = match (key, peer.and_then(PeerCertificate::token)) {
             (Some(key), _) => {
                 let secret: Secret = key.as_str().parse().map_err(|_| unknown())?;
-                let stored = self.tokens.get(secret.id()).await.map_err(tidegate::LimitError::Store)?;
+                let stored = self.tokens.get(secret.id()).await.map_err(LimitError::Store)?;
                 stored.filter(|stored| stored.matches(&secret))
             }
-            (None, Some(token)) => self.tokens.get(token).await.map_err(tidegate::LimitError::Store)?,
+            (None, Some(token)) => self.tokens.get(token).await.map_err(LimitError::Store)?,
             (None, None) => return Err(Refusal::unauthorized("this needs a token of tidegate")),
         };
         let stored = stored.ok_or_else(unknown)?;
@@ -124,6 +144,9 @@ impl Tenants {
 
     /// Draws the limits of a tenant, waiting up to `within`. Without `tokens` the call can use none, and only
     /// requests are drawn and recorded.
+    ///
+    /// The output is an estimate, which makes no call impossible: if it exceeds the capacity of a limit, the call
+    /// draws what the limit can grant.
     pub(crate) async fn draw(
         &self,
         entity: &EntityId,
@@ -131,7 +154,26 @@ impl Tenants {
         tokens: Option<CallTokens>,
         within: Duration,
     ) -> Result<TenantLease, Refusal> {
-        let resource = ResourceName::new(model).map_err(|error| Refusal::invalid(error.to_string()))?;
+        let drawn = self.try_draw(entity, model, tokens, within).await;
+        let fitting = match (&drawn, tokens) {
+            (Err(LimitError::TooLarge(limited)), Some(tokens)) => tokens.fitting(limited),
+            _ => None,
+        };
+        match fitting {
+            // No time has passed: a request above the capacity does not wait.
+            Some(tokens) => Ok(self.try_draw(entity, model, Some(tokens), within).await?),
+            None => Ok(drawn?),
+        }
+    }
+
+    async fn try_draw(
+        &self,
+        entity: &EntityId,
+        model: &str,
+        tokens: Option<CallTokens>,
+        within: Duration,
+    ) -> Result<TenantLease, LimitError> {
+        let resource = ResourceName::new(model)?;
         let has_tokens = tokens.is_some();
         let tokens = tokens.unwrap_or_default();
         let cost = tokens.recorded(false);

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tidegate::{Cost, Outcome, Permit};
+use tidegate::{Outcome, Permit};
 
-use crate::estimate::Estimates;
+use crate::estimate::{Estimates, UsageSample, input_max, output_max};
 use crate::profile::{Profile, Tokens};
 use crate::tenant::{CallTokens, TenantLease};
 use crate::usage::{StreamError, Usage};
@@ -80,11 +80,6 @@ pub(crate) fn count(counter: &AtomicU64, by: u64) {
     counter.fetch_add(by, Ordering::Relaxed);
 }
 
-/// The tokens of a cost.
-pub(crate) const fn cost(tokens: u64) -> Cost {
-    Cost::request().tokens(tokens)
-}
-
 impl Ticket {
     pub(crate) const fn new(
         info: CallInfo,
@@ -141,8 +136,10 @@ impl Ticket {
         if is_estimated {
             count(&self.counts.estimated, 1);
         } else if self.info.has_estimate && used != CallTokens::default() {
-            let model = self.info.model.as_deref().unwrap_or_default();
-            self.estimates.learn(&self.info.tenant, model, self.info.bytes, (used.input, used.output));
+            let CallInfo { tenant, model, bytes, tokens, .. } = &self.info;
+            let (bytes, estimate) = (*bytes, tokens.input);
+            let sample = UsageSample { bytes, estimate, input: used.input, output: used.output };
+            self.estimates.learn(tenant, model.as_deref().unwrap_or_default(), sample);
         }
         count(&self.counts.input_tokens, used.input);
         count(&self.counts.output_tokens, used.output);
@@ -153,9 +150,9 @@ impl Ticket {
                     StreamError::Other => Outcome::failure(),
                 });
             }
-            let spent = self.info.profile.spent(permit.cost().tokens, used.input, used.output);
+            let spent = self.info.profile.spent(permit.cost(), used.input, used.output);
             // The outcome was learned from the beginning of the response.
-            permit.settle(Outcome::ignored().spent(cost(spent)));
+            permit.settle(Outcome::ignored().spent(spent));
         }
         if let Some(lease) = self.lease.take() {
             lease.settle(used, is_estimated);
@@ -167,7 +164,9 @@ impl Ticket {
         if !self.info.reads_usage {
             return (CallTokens::default(), false);
         }
-        let is_complete = is_complete && usage.has_ended;
+        let plausible = self.plausible(usage);
+        let is_complete = is_complete && usage.has_ended && plausible == usage;
+        let usage = plausible;
         match (usage.input, usage.output) {
             (Some(input), output) if is_complete && usage.error.is_none() => {
                 (CallTokens { input, output: output.unwrap_or(0) }, false)
@@ -177,6 +176,17 @@ impl Ticket {
                 (CallTokens::default(), false)
             }
             _ => (self.estimated(usage), self.info.has_estimate),
+        }
+    }
+
+    /// The usage without numbers that this request and this response cannot have.
+    fn plausible(&self, usage: Usage) -> Usage {
+        let Tokens { output_max: requested, choices, .. } = self.info.tokens;
+        let up_to = |tokens: Option<u64>, max: u64| tokens.filter(|tokens| *tokens <= max);
+        Usage {
+            input: up_to(usage.input, input_max(self.info.bytes)),
+            output: up_to(usage.output, output_max(usage.received, requested, choices)),
+            ..usage
         }
     }
 

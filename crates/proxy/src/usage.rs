@@ -1,7 +1,7 @@
 //! Reads the usage of a response while it passes, and removes what the caller did not ask for.
 
 use std::ops::Range;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use hyper::body::Bytes;
 
@@ -10,20 +10,17 @@ use crate::json_scan::{JsonScan, Scalar};
 use crate::multipart::find;
 use crate::profile::{Path, Profile};
 
-/// A longer line of a stream is not read.
-const LINE_MAX: usize = 256 * 1_024;
-/// The most tokens of a call. More are no usage but an error.
-const TOKENS_MAX: u64 = 100_000_000;
+/// A longer event is not held back to be removed: it has more than usage.
+const EVENT_MAX: usize = 512 * 1_024;
+/// The beginning of an event's data that is kept, for ends of a stream that are no JSON, such as `[DONE]`.
+const HEAD_MAX: usize = 256;
+/// The field of a line with data.
+const DATA: &[u8] = b"data:";
 
-/// The members that classify an error within a stream.
-static ERROR_PATHS: LazyLock<Arc<[Path]>> =
-    LazyLock::new(|| paths(["error.type", "error.message", "error.code", "response.error.code"]));
-/// The member that names an event.
-static TYPE_PATH: LazyLock<Arc<[Path]>> = LazyLock::new(|| paths(["type"]));
-
-fn paths<const COUNT: usize>(texts: [&str; COUNT]) -> Arc<[Path]> {
-    texts.map(|text| text.split('.').map(str::to_owned).collect()).into()
-}
+/// The members of an event that classify an error, after its `type`.
+const ERRORS: [&str; 4] = ["error.type", "error.message", "error.code", "response.error.code"];
+/// The same of an event whose `type` is `error`.
+const TYPED_ERRORS: [&str; 2] = ["code", "message"];
 
 /// The usage of one response.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -32,6 +29,8 @@ pub(crate) struct Usage {
     pub(crate) output: Option<u64>,
     /// Events of a stream that carried data: about one token each.
     pub(crate) events: u64,
+    /// Bytes of the body.
+    pub(crate) received: u64,
     /// Whether a stream had its last event, as far as the profile names one.
     pub(crate) has_ended: bool,
     pub(crate) error: Option<StreamError>,
@@ -52,20 +51,35 @@ pub(crate) enum UsageReader {
     /// Nothing is read.
     None,
     /// One JSON document.
-    Document { profile: Arc<Profile>, scan: Box<JsonScan> },
+    Document { profile: Arc<Profile>, scan: Box<JsonScan>, received: u64 },
     /// Server-sent events.
     Events(Box<Events>),
 }
 
-/// Reads server-sent events.
+/// Reads server-sent events while they arrive: one of them may be of any size.
 #[derive(Debug)]
 pub(crate) struct Events {
     profile: Arc<Profile>,
+    /// What is read of an event: its type, then errors, then the usage.
+    paths: Arc<[Path]>,
     usage: Usage,
-    line: Vec<u8>,
-    /// The current line is too long.
-    is_long: bool,
+    line: Line,
     filter: Option<Filter>,
+}
+
+/// The line that is being read.
+#[derive(Debug, Default)]
+struct Line {
+    /// Its first bytes, as many as decide whether it has data.
+    field: Vec<u8>,
+    data: Option<Data>,
+}
+
+/// The data of an event.
+#[derive(Debug)]
+struct Data {
+    head: Vec<u8>,
+    scan: JsonScan,
 }
 
 /// Removes the chunk with usage, for a caller that did not ask for it.
@@ -73,7 +87,6 @@ pub(crate) struct Events {
 struct Filter {
     /// The bytes of the current event.
     event: Vec<u8>,
-    is_usage: bool,
     /// The event is too long to hold back.
     passes: bool,
 }
@@ -81,18 +94,21 @@ struct Filter {
 impl UsageReader {
     /// Reads server-sent events; `removes_usage` also removes the chunk that reports it.
     pub(crate) fn events(profile: &Arc<Profile>, removes_usage: bool) -> Self {
+        let path = |text: &str| text.split('.').map(str::to_owned).collect::<Path>();
+        let own = ["type"].into_iter().chain(ERRORS).chain(TYPED_ERRORS).map(path);
         Self::Events(Box::new(Events {
             profile: Arc::clone(profile),
+            paths: own.chain(profile.usage.paths().iter().cloned()).collect(),
             usage: Usage { has_ended: profile.stream_end.is_empty(), ..Usage::default() },
-            line: Vec::new(),
-            is_long: false,
+            line: Line::default(),
             filter: removes_usage.then(Filter::default),
         }))
     }
 
     /// Reads one document.
     pub(crate) fn document(profile: &Arc<Profile>) -> Self {
-        Self::Document { profile: Arc::clone(profile), scan: Box::new(profile.usage.scan()) }
+        let scan = Box::new(JsonScan::new(profile.usage.paths()));
+        Self::Document { profile: Arc::clone(profile), scan, received: 0 }
     }
 
     /// Whether the body changes on its way.
@@ -104,7 +120,8 @@ impl UsageReader {
     pub(crate) fn push(&mut self, piece: Bytes) -> Bytes {
         match self {
             Self::None => piece,
-            Self::Document { scan, .. } => {
+            Self::Document { scan, received, .. } => {
+                *received += piece.len() as u64;
                 scan.push(&piece);
                 piece
             }
@@ -122,21 +139,20 @@ impl UsageReader {
 
     /// The usage that was reported so far.
     pub(crate) fn finish(&mut self) -> Usage {
-        let usage = match std::mem::replace(self, Self::None) {
+        match std::mem::replace(self, Self::None) {
             Self::None => Usage::default(),
-            Self::Document { profile, scan } => {
-                let (input, output) = profile.usage.read(*scan);
-                Usage { input, output, has_ended: true, ..Usage::default() }
+            Self::Document { profile, scan, received } => {
+                let (input, output) = profile.usage.read(&scan.finish());
+                Usage { input, output, received, has_ended: true, ..Usage::default() }
             }
             Self::Events(events) => events.usage,
-        };
-        let plausible = |tokens: Option<u64>| tokens.filter(|tokens| *tokens <= TOKENS_MAX);
-        Usage { input: plausible(usage.input), output: plausible(usage.output), ..usage }
+        }
     }
 }
 
 impl Events {
     fn push(&mut self, piece: Bytes) -> Bytes {
+        self.usage.received += piece.len() as u64;
         if self.filter.is_none() {
             for line in piece.split_inclusive(|byte| *byte == b'\n') {
                 self.read_line(line);
@@ -159,66 +175,63 @@ impl Events {
 
     /// Reads a part of a line. Returns whether it ends an event.
     fn read_line(&mut self, part: &[u8]) -> bool {
-        let is_end = part.ends_with(b"\n");
-        if self.line.len() + part.len() > LINE_MAX {
-            self.is_long = true;
-            self.line.clear();
+        let Line { field, data } = &mut self.line;
+        let missing = DATA.len().saturating_sub(field.len()).min(part.len());
+        let (start, rest) = part.split_at(missing);
+        field.extend_from_slice(start);
+        if field == DATA {
+            let new = || Data { head: Vec::new(), scan: JsonScan::new(&self.paths) };
+            data.get_or_insert_with(new).push(rest);
         }
-        if !self.is_long {
-            self.line.extend_from_slice(part);
-        }
-        if !is_end {
+        if !part.ends_with(b"\n") {
             return false;
         }
-        let mut line = std::mem::take(&mut self.line);
-        let was_long = std::mem::take(&mut self.is_long);
-        let text = line.trim_ascii();
-        if let Some(data) = text.strip_prefix(b"data:") {
-            self.read(data.trim_ascii());
+        let is_blank = field.trim_ascii().is_empty() && field.len() < DATA.len();
+        field.clear();
+        if let Some(data) = data.take() {
+            self.read(data);
         }
-        let is_blank = text.is_empty() && !was_long;
-        // Keeps the allocation.
-        line.clear();
-        self.line = line;
         is_blank
     }
 
-    fn read(&mut self, data: &[u8]) {
-        self.usage.has_ended |= self.profile.stream_end.iter().any(|end| is_event(data, end));
-        if data == b"[DONE]" {
+    fn read(&mut self, data: Data) {
+        let head = data.head.trim_ascii();
+        let values = data.scan.finish();
+        let (own, usage) = values.split_at(1 + ERRORS.len() + TYPED_ERRORS.len());
+        let text = |value: &Option<Scalar>| value.clone().and_then(Scalar::into_string);
+        let kind = text(&own[0]);
+        let is_end = |end: &String| head == end.as_bytes() || kind.as_ref() == Some(end);
+        self.usage.has_ended |= self.profile.stream_end.iter().any(is_end);
+        if head == b"[DONE]" {
             return;
         }
         self.usage.events += 1;
-        if contains(data, b"\"usage") {
-            let mut scan = self.profile.usage.scan();
-            scan.push(data);
-            let (input, output) = self.profile.usage.read(scan);
-            self.usage.input = input.or(self.usage.input);
-            self.usage.output = output.or(self.usage.output);
-            if let Some(filter) = &mut self.filter {
-                filter.is_usage |= is_usage_chunk(data);
-            }
+        let (input, output) = self.profile.usage.read(usage);
+        self.usage.input = input.or(self.usage.input);
+        self.usage.output = output.or(self.usage.output);
+        let is_error = kind.as_deref() == Some("error");
+        let members = if is_error { &own[1..] } else { &own[1..=ERRORS.len()] };
+        let texts: Vec<String> = members.iter().filter_map(text).collect();
+        if is_error || !texts.is_empty() {
+            let text = texts.join(" ").to_lowercase();
+            let is_overload =
+                ["overload", "rate_limit", "too many", "exhausted"].iter().any(|mark| text.contains(mark));
+            self.usage.error = Some(if is_overload { StreamError::Overload } else { StreamError::Other });
         }
-        if contains(data, b"\"error\"") {
-            let texts: Vec<String> = JsonScan::of(&ERROR_PATHS, data)
-                .into_iter()
-                .flatten()
-                .filter_map(Scalar::into_string)
-                .collect();
-            if !texts.is_empty() {
-                let text = texts.join(" ").to_lowercase();
-                let is_overload = ["overload", "rate_limit", "too many", "exhausted"]
-                    .iter()
-                    .any(|mark| text.contains(mark));
-                self.usage.error = Some(if is_overload { StreamError::Overload } else { StreamError::Other });
-            }
-        }
+    }
+}
+
+impl Data {
+    fn push(&mut self, part: &[u8]) {
+        let space = HEAD_MAX.saturating_sub(self.head.len());
+        self.head.extend_from_slice(&part[..part.len().min(space)]);
+        self.scan.push(part);
     }
 }
 
 impl Filter {
     fn push(&mut self, line: &[u8], is_blank: bool, passed: &mut Vec<u8>) {
-        if self.passes || self.event.len() + line.len() > 2 * LINE_MAX {
+        if self.passes || self.event.len() + line.len() > EVENT_MAX {
             self.passes = true;
             passed.append(&mut self.event);
             passed.extend_from_slice(line);
@@ -229,7 +242,7 @@ impl Filter {
             return;
         }
         let event = std::mem::take(&mut self.event);
-        if !std::mem::take(&mut self.is_usage) {
+        if !has_usage_chunk(&event) {
             let Range { start, end } = without_usage(&event).unwrap_or_default();
             passed.extend_from_slice(&event[..start]);
             passed.extend_from_slice(&event[end..]);
@@ -261,14 +274,10 @@ fn without_usage(event: &[u8]) -> Option<Range<usize>> {
     None
 }
 
-/// Whether an event has this type, or nothing but this text.
-fn is_event(data: &[u8], name: &str) -> bool {
-    let has_type = || JsonScan::of(&TYPE_PATH, data).into_iter().flatten().find_map(Scalar::into_string);
-    data == name.as_bytes() || (contains(data, name.as_bytes()) && has_type().as_deref() == Some(name))
-}
-
-fn contains(text: &[u8], needle: &[u8]) -> bool {
-    find(text, needle).is_some()
+/// Whether an event only reports usage.
+fn has_usage_chunk(event: &[u8]) -> bool {
+    let mut lines = event.split(|byte| *byte == b'\n').filter_map(|line| line.strip_prefix(DATA));
+    find(event, b"\"usage").is_some() && lines.any(is_usage_chunk)
 }
 
 #[cfg(test)]
@@ -349,7 +358,23 @@ mod tests {
         assert_eq!((usage.input, usage.output), (Some(8), Some(5)));
         let absurd = "{\"usage\": {\"prompt_tokens\": 18446744073709551615, \"completion_tokens\": -5}}";
         let (_, usage) = read(UsageReader::document(&profile("openai")), absurd, 9);
-        assert_eq!((usage.input, usage.output), (None, None));
+        assert_eq!((usage.input, usage.output), (Some(u64::MAX), None), "the ticket judges it");
+    }
+
+    /// A line above 256 KiB was dropped with its usage: the last event of a response repeats its output.
+    #[test]
+    fn usage_of_a_large_event_is_read() {
+        let output = "x".repeat(1 << 20);
+        let text = format!(
+            "event: response.completed\r\ndata: {{\"type\":\"response.completed\",\"response\":{{\"output\":\"{output}\",\
+             \"usage\":{{\"input_tokens\":3,\"output_tokens\":4}}}}}}\r\n\r\n"
+        );
+        for size in [1, 1_000, 10 << 20] {
+            let (passed, usage) = read(UsageReader::events(&profile("openai"), false), &text, size);
+            assert!(passed == text && usage.has_ended, "in pieces of {size}");
+            assert_eq!((usage.input, usage.output, usage.events), (Some(3), Some(4), 1));
+            assert_eq!(usage.received, text.len() as u64);
+        }
     }
 
     #[test]
@@ -360,18 +385,23 @@ mod tests {
         assert_eq!(error(overloaded), Some(StreamError::Overload));
         assert_eq!(error("data: {\"error\":{\"message\":\"oops\"}}\n\n"), Some(StreamError::Other));
         assert_eq!(error("data: {\"error\":null,\"text\":\"\\\"error\\\"\"}\n\n"), None);
+        // Responses have it at the top. They were taken for streams without an error.
+        let limited = "data: {\"type\":\"error\",\"code\":\"rate_limit_exceeded\",\"message\":\"wait\",\"param\":null}\n\n";
+        assert_eq!(error(limited), Some(StreamError::Overload));
+        assert_eq!(error("data: {\"type\":\"error\",\"message\":null}\n\n"), Some(StreamError::Other));
+        assert_eq!(error("data: {\"type\":\"note\",\"code\":\"overloaded\"}\n\n"), None);
     }
 
     #[test]
     fn endless_line_passes_in_bounded_memory() {
-        let text = format!("data: {}\n\ndata: [DONE]\n\n", "x".repeat(5 * LINE_MAX));
+        let text = format!("data: {}\n\ndata: [DONE]\n\n", "x".repeat(3 * EVENT_MAX));
         let mut reader = UsageReader::events(&profile("openai"), true);
         let mut passed = 0;
         for piece in text.as_bytes().chunks(1_000) {
             passed += reader.push(Bytes::copy_from_slice(piece)).len();
             let UsageReader::Events(events) = &reader else { panic!("events") };
-            assert!(events.line.len() <= LINE_MAX);
-            assert!(events.filter.as_ref().unwrap().event.len() <= 2 * LINE_MAX);
+            assert!(events.line.data.as_ref().is_none_or(|data| data.head.len() <= HEAD_MAX));
+            assert!(events.filter.as_ref().unwrap().event.len() <= EVENT_MAX);
         }
         assert_eq!(passed + reader.rest().len(), text.len());
     }

@@ -180,54 +180,80 @@ fn message_events(call: &Call) -> Vec<String> {
 }
 
 /// An error within a stream that began with a 200.
-pub(super) fn error_event(format: Format) -> String {
+pub(super) fn error_event(call: &Call, format: Format) -> String {
+    let message = "The server had an error while processing your request";
     match format {
         Format::Anthropic => event(&json!({"type": "error",
             "error": {"type": "overloaded_error", "message": "Overloaded"}})),
-        Format::OpenAi | Format::Google => data(&json!({"error": {"type": "server_error",
-            "message": "The server had an error while processing your request", "code": null}})),
+        _ if call.api == Api::Responses => {
+            event(&json!({"type": "error", "code": "server_error", "message": message, "param": null}))
+        }
+        Format::OpenAi | Format::Google => {
+            data(&json!({"error": {"type": "server_error", "message": message, "code": null}}))
+        }
     }
 }
 
-/// The body of a 429.
-pub(super) fn refusal(call: &Call, format: Format, exceeded: &Exceeded) -> String {
+/// The body of a 429. Of hidden limits it names what was exceeded, but no amount and no time.
+pub(super) fn refusal(call: &Call, format: Format, exceeded: &Exceeded, is_hidden: bool) -> String {
     let Exceeded { counted, limit, used, requested, period, retry_after } = exceeded;
-    let wait = retry_after.map(|wait| wait.as_secs_f64());
+    let wait = retry_after.filter(|_| !is_hidden).map(|wait| wait.as_secs_f64());
     let (of, short, kind) = match counted {
-        Counted::Requests => ("requests", "RPM", "requests"),
-        Counted::Tokens => ("tokens", "TPM", "tokens"),
-        Counted::Input => ("input tokens", "ITPM", "tokens"),
-        Counted::Output => ("output tokens", "OTPM", "tokens"),
+        Counted::Requests => ("requests", "RP", "requests"),
+        Counted::Tokens => ("tokens", "TP", "tokens"),
+        Counted::Input => ("input tokens", "ITP", "tokens"),
+        Counted::Output => ("output tokens", "OTP", "tokens"),
     };
     let is_day = period.as_secs() >= 86_400;
-    let per = if is_day { "day" } else { "min" };
     let model = &call.model;
-    let message = match (format, wait) {
-        (Format::OpenAi, Some(wait)) => format!(
-            "Rate limit reached for {model} in organization org-mock on {of} per {per} ({short}): Limit {limit}, \
-             Used {used}, Requested {requested}. Please try again in {wait:.3}s."
-        ),
-        (Format::OpenAi, None) => format!(
-            "Request too large for {model} in organization org-mock on {of} per {per} ({short}): Limit {limit}, \
-             Requested {requested}."
-        ),
-        (Format::Anthropic, _) => {
-            format!("This request would exceed the rate limit of {limit} {of} per {per} for your account.")
+    let message = match format {
+        Format::OpenAi => {
+            let what = if retry_after.is_some() { "Rate limit reached" } else { "Request too large" };
+            let (per, unit) = if is_day { ("day", "D") } else { ("min", "M") };
+            let amounts = match wait {
+                _ if is_hidden => String::new(),
+                Some(wait) => format!(
+                    ": Limit {limit}, Used {used}, Requested {requested}. Please try again in {wait:.3}s"
+                ),
+                None => format!(": Limit {limit}, Requested {requested}"),
+            };
+            format!("{what} for {model} in organization org-mock on {of} per {per} ({short}{unit}){amounts}.")
         }
-        (Format::Google, _) => format!("You exceeded your current quota of {limit} {of} per {per}."),
+        Format::Anthropic => {
+            let amount = if is_hidden { String::new() } else { format!("{} ", with_commas(*limit)) };
+            let per = if is_day { "day" } else { "minute" };
+            format!(
+                "This request would exceed your organization's rate limit of {amount}{of} per {per} \
+                 (org: org-mock, model: {model})."
+            )
+        }
+        Format::Google => {
+            let amount = if is_hidden { String::new() } else { format!("{limit} ") };
+            let per = if is_day { "day" } else { "minute" };
+            format!("You exceeded your current quota of {amount}{of} per {per}.")
+        }
     };
     let kind = if format == Format::Anthropic { "rate_limit_error" } else { kind };
     let code = Some("rate_limit_exceeded");
     let body =
         error_body(format, ErrorText { status: 429, kind, code, message: &message, retry_after: wait });
     match format {
-        Format::Google if is_day => body.replacen(
-            "\"details\":[",
-            "\"details\":[{\"@type\":\"type.googleapis.com/google.rpc.QuotaFailure\",\"violations\":[{\"quotaId\":\"GenerateRequestsPerDayPerProjectPerModel\"}]},",
-            1,
-        ),
+        Format::Google if is_day => {
+            let failure = json!({"@type": "type.googleapis.com/google.rpc.QuotaFailure",
+                "violations": [{"quotaId": "GenerateRequestsPerDayPerProjectPerModel"}]});
+            let comma = if wait.is_some() { "," } else { "" };
+            body.replacen("\"details\":[", &format!("\"details\":[{failure}{comma}"), 1)
+        }
         _ => body,
     }
+}
+
+/// A number with a comma after each thousand.
+fn with_commas(number: u64) -> String {
+    if number < 1_000 {
+        return number.to_string();
+    }
+    format!("{},{:03}", with_commas(number / 1_000), number % 1_000)
 }
 
 /// The counts so far, as JSON.

@@ -26,7 +26,7 @@ use tokio::time::{Instant, sleep};
 use self::quota::{Counted, Level, Quotas};
 use crate::codec::{ErrorText, error_body};
 use crate::listener::{BodyError, HttpService, ResponseBody, full};
-use crate::profile::{Format, Profile, QuotaHeaders, Tokens};
+use crate::profile::{Format, Profile, QuotaHeaders, Reserve, Tokens};
 
 /// A token of the mock is this many bytes of the request's body.
 const BYTES_PER_TOKEN: u64 = 4;
@@ -42,7 +42,8 @@ pub struct MockOptions {
     /// The limits of the account, named `requests`, `tokens`, `input_tokens` or `output_tokens`; a suffix after
     /// `-` distinguishes several of one kind.
     pub limits: Vec<Limit>,
-    /// Whether responses say nothing about the limits.
+    /// Whether responses say nothing about the limits: neither headers nor bodies have amounts or times. Some
+    /// providers send `retry-after` all the same.
     pub is_hidden: bool,
     /// The output of each call, unless the request asks for less.
     pub output_tokens: u64,
@@ -151,7 +152,7 @@ impl Mock {
     /// # Errors
     /// [`InvalidMock`] names a limit that counts nothing known.
     pub fn new(profile: Arc<Profile>, options: MockOptions) -> Result<Self, InvalidMock> {
-        let quotas = Quotas::new(&options.limits).map_err(InvalidMock)?;
+        let quotas = Quotas::new(&profile, &options.limits).map_err(InvalidMock)?;
         let live = options.scenario.clone().map(LiveUpstream::new);
         let started_wall = Stamp::ZERO + SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let state = Mutex::new(State { quotas, live, streams: 0, totals: Totals::default() });
@@ -220,7 +221,7 @@ impl Mock {
                 Ok(reserved) => decision.reserved = reserved,
                 Err(exceeded) => {
                     decision.status = 429;
-                    decision.body = Some(codec::refusal(call, profile.format, &exceeded));
+                    decision.body = Some(codec::refusal(call, profile.format, &exceeded, options.is_hidden));
                     let is_sent = !options.is_hidden || profile.retry_after_is_sent;
                     let wait = exceeded
                         .retry_after
@@ -229,7 +230,11 @@ impl Mock {
                 }
             }
             if !options.is_hidden {
-                quota_headers(&mut decision.headers, profile.quota_headers, &state.quotas.levels(now), now);
+                let mut levels = state.quotas.levels(now);
+                if profile.quota_headers == QuotaHeaders::Anthropic {
+                    levels = as_anthropic_reports(levels);
+                }
+                quota_headers(&mut decision.headers, profile.quota_headers, &levels, now);
             }
         }
         match decision.status {
@@ -240,24 +245,24 @@ impl Mock {
         decision
     }
 
-    /// Counts the end of an accepted call.
-    fn end(&self, call: &Call, reserved: u64, is_completed: bool) {
+    /// Counts the end of an accepted call, whose output is counted up to `produced`.
+    fn end(&self, call: &Call, (reserved, produced): (u64, u64), is_completed: bool) {
         let now = self.now();
         let mut state = self.lock();
         if let Some(live) = &mut state.live {
             live.ended();
         }
         if is_completed {
-            state.quotas.end(&self.0.profile, reserved, call.tokens, now);
+            let rest = Tokens { output: call.tokens.output.saturating_sub(produced), ..call.tokens };
+            state.quotas.end(&self.0.profile, reserved, rest, now);
             state.totals.completed += 1;
             state.totals.input += call.tokens.input;
             state.totals.output += call.tokens.output;
         }
     }
 
-    /// The events of a stream, with the failures that the options ask for. The last value says whether the
-    /// stream ends with its usage.
-    fn events(&self, call: &Call) -> (Vec<Result<String, BodyError>>, bool) {
+    /// The events of a stream, with the failures that the options ask for.
+    fn script(&self, call: &Call) -> Script {
         let options = &self.0.options;
         let number = {
             let mut state = self.lock();
@@ -265,38 +270,51 @@ impl Mock {
             state.streams
         };
         let mut events: Vec<_> = codec::events(call).into_iter().map(Ok).collect();
+        let count = events.len();
         let is_due = |every: Option<NonZero<u64>>| every.is_some_and(|every| number % every == 0);
-        if is_due(options.error_every) {
-            events.truncate(events.len() / 2);
-            events.push(Ok(codec::error_event(self.0.profile.format)));
-            return (events, false);
+        let failure = if is_due(options.error_every) {
+            Some(Ok(codec::error_event(call, self.0.profile.format)))
+        } else if is_due(options.cut_every) {
+            Some(Err("the mock breaks this stream off".into()))
+        } else {
+            None
+        };
+        let is_completed = failure.is_none();
+        if let Some(failure) = failure {
+            events.truncate(count / 2);
+            events.push(failure);
         }
-        if is_due(options.cut_every) {
-            events.truncate(events.len() / 2);
-            events.push(Err("the mock breaks this stream off".into()));
-            return (events, false);
-        }
-        (events, true)
+        Script { events: events.into_iter(), count, is_completed }
     }
 
     fn stream(&self, end: EndOnDrop) -> ResponseBody {
-        let (events, is_completed) = self.events(&end.call);
+        let script = self.script(&end.call);
         let interval = self.0.options.event_interval;
-        let state = (events.into_iter(), end, true);
-        let frames = stream::unfold(state, move |(mut events, mut end, is_first)| async move {
-            let event = events.next();
-            if event.is_some() && !is_first && !interval.is_zero() {
+        let frames = stream::unfold((script, end, 0), move |(mut script, mut end, sent)| async move {
+            let event = script.events.next();
+            if event.is_some() && sent > 0 && !interval.is_zero() {
                 sleep(interval).await;
             }
-            if matches!(event, Some(Err(_))) {
+            match &event {
                 // Earlier events are flushed only while the body is pending.
-                yield_now().await;
+                Some(Err(_)) => yield_now().await,
+                Some(Ok(_)) => end.produce((sent + 1).min(script.count), script.count),
+                None => {}
             }
-            end.is_completed = is_completed && events.len() == 0;
-            event.map(|event| (event.map(|text| Frame::data(Bytes::from(text))), (events, end, false)))
+            end.is_completed = script.is_completed && script.events.len() == 0;
+            event.map(|event| (event.map(|text| Frame::data(Bytes::from(text))), (script, end, sent + 1)))
         });
         StreamBody::new(frames).boxed_unsync()
     }
+}
+
+/// What a stream sends.
+struct Script {
+    events: std::vec::IntoIter<Result<String, BodyError>>,
+    /// The events of the complete stream.
+    count: usize,
+    /// Whether it ends with its usage.
+    is_completed: bool,
 }
 
 /// Counts the end of a call when its response is dropped, complete or not, or its caller disconnects before.
@@ -304,12 +322,28 @@ struct EndOnDrop {
     mock: Mock,
     call: Call,
     reserved: u64,
+    /// Output that was counted so far.
+    produced: u64,
     is_completed: bool,
+}
+
+impl EndOnDrop {
+    /// So many events of a stream were sent. Output that counts as expected is counted as it is produced, whether
+    /// or not the stream is completed.
+    fn produce(&mut self, sent: usize, count: usize) {
+        if self.mock.0.profile.reserve() != Reserve::Expected {
+            return;
+        }
+        let produced = self.call.tokens.output * sent as u64 / count as u64;
+        let now = self.mock.now();
+        self.mock.lock().quotas.produce(produced.saturating_sub(self.produced), now);
+        self.produced = produced;
+    }
 }
 
 impl Drop for EndOnDrop {
     fn drop(&mut self) {
-        self.mock.end(&self.call, self.reserved, self.is_completed);
+        self.mock.end(&self.call, (self.reserved, self.produced), self.is_completed);
     }
 }
 
@@ -324,7 +358,7 @@ impl HttpService for Mock {
             return respond(400, HeaderMap::new(), full("the body broke off"));
         };
         let Decision { status, body, headers, reserved, latency } = self.decide(&mut call);
-        let mut end = EndOnDrop { mock: self.clone(), call, reserved, is_completed: false };
+        let mut end = EndOnDrop { mock: self.clone(), call, reserved, produced: 0, is_completed: false };
         if !latency.is_zero() {
             sleep(latency).await;
         }
@@ -437,6 +471,19 @@ fn api_of(path: &str) -> Api {
     } else {
         Api::Other
     }
+}
+
+/// The levels as Anthropic reports them: tokens to the nearest thousand, and the tightest limit as that of all
+/// tokens.
+fn as_anthropic_reports(mut levels: Vec<Level>) -> Vec<Level> {
+    let tokens = levels.iter().filter(|level| level.counted != Counted::Requests);
+    let tightest = tokens.min_by_key(|level| level.remaining).copied();
+    levels.retain(|level| level.counted != Counted::Tokens);
+    levels.extend(tightest.map(|level| Level { counted: Counted::Tokens, ..level }));
+    for level in levels.iter_mut().filter(|level| level.counted != Counted::Requests) {
+        level.remaining = ((level.remaining + 500) / 1_000 * 1_000).min(level.limit);
+    }
+    levels
 }
 
 /// Writes the levels into the headers of a provider.

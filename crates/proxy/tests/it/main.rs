@@ -3,6 +3,7 @@
 mod kit;
 
 mod bodies;
+mod estimates;
 mod forward;
 mod hostile;
 mod mock;

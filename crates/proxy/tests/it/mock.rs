@@ -146,3 +146,94 @@ async fn bytes_of_any_size_are_streamed() {
     assert_eq!(caller.get("/bytes/200001").await.text.len(), 200_001);
     assert_eq!(caller.get("/elsewhere").await.status, 404);
 }
+
+/// Bodies had the limit, what was used and when to retry.
+#[tokio::test]
+async fn hidden_limits_are_in_no_body() {
+    let cases = [
+        ("openai", "/v1/responses", "reached for m in organization org-mock on requests per day (RPD)."),
+        ("anthropic", "/v1/messages", "rate limit of requests per day"),
+        ("gemini", "/v1beta/models/m:generateContent", "quota of requests per day"),
+    ];
+    for (profile, path, words) in cases {
+        let addr = mock(profile, |options| {
+            options.limits = vec!["requests:777/day".parse().unwrap()];
+            options.is_hidden = true;
+        })
+        .await;
+        let caller = Caller::new(addr);
+        let mut reply = caller.post(path, &json!({"model": "m"})).await;
+        while reply.status == 200 {
+            reply = caller.post(path, &json!({"model": "m"})).await;
+        }
+        assert_eq!(reply.status, 429);
+        let message = reply.json()["error"]["message"].to_string();
+        assert!(message.contains(words), "{message}");
+        assert!(!reply.text.contains("777") && !reply.text.contains("RetryInfo"), "{}", reply.text);
+        assert!(!reply.text.contains("try again in"), "{}", reply.text);
+    }
+}
+
+#[tokio::test]
+async fn anthropic_mock_reports_rounded_tokens() {
+    let limits = ["input_tokens:100k/day", "output_tokens:8k/day"];
+    let options = |options: &mut tidegate_proxy::MockOptions| {
+        options.limits = limits.map(|text| text.parse().unwrap()).into();
+        options.output_tokens = 1_200;
+    };
+    let caller = Caller::new(mock("anthropic", options).await);
+    let body = json!({"model": "c", "max_tokens": 2_000, "messages": []});
+    caller.post("/v1/messages", &body).await;
+    let reply = caller.post("/v1/messages", &body).await;
+    let header = |name: &str| reply.header(&format!("anthropic-ratelimit-{name}")).to_owned();
+    assert_eq!(
+        (header("input-tokens-remaining"), header("output-tokens-remaining")),
+        ("100000".into(), "7000".into())
+    );
+    assert_eq!(
+        (header("tokens-limit"), header("tokens-remaining")),
+        ("8000".into(), "7000".into()),
+        "the tightest"
+    );
+}
+
+/// Output that a stream had sent before it was cut was not counted.
+#[tokio::test]
+async fn anthropic_counts_output_of_cut_streams() {
+    let addr = mock("anthropic", |options| {
+        options.limits = vec!["output_tokens:100k/day".parse().unwrap()];
+        options.output_tokens = 20_000;
+        options.cut_every = NonZero::new(1);
+    })
+    .await;
+    let caller = Caller::new(addr);
+    let body = json!({"model": "c", "max_tokens": 20_000, "messages": [], "stream": true});
+    assert!(caller.post("/v1/messages", &body).await.text.ends_with("<broken>"));
+    let reply = caller.post("/v1/messages", &body).await;
+    assert_eq!(reply.header("anthropic-ratelimit-output-tokens-remaining"), "90000");
+}
+
+/// Of the choices that Azure generates, only `n` were counted.
+#[tokio::test]
+async fn azure_mock_counts_all_generated_choices() {
+    let addr = mock("azure", |options| options.limits = vec!["tokens:100k/day".parse().unwrap()]).await;
+    let caller = Caller::new(addr);
+    let reply = caller
+        .post(
+            "/openai/deployments/m/completions",
+            &json!({"prompt": "x", "n": 2, "best_of": 5, "max_tokens": 1_000}),
+        )
+        .await;
+    assert!(reply.header("x-ratelimit-remaining-tokens").starts_with("94"), "{:?}", reply.headers);
+}
+
+#[tokio::test]
+async fn responses_mock_has_its_own_error_event() {
+    let caller = Caller::new(mock("openai", |options| options.error_every = NonZero::new(1)).await);
+    let text = caller.post("/v1/responses", &json!({"model": "m", "stream": true})).await.text;
+    let last = text.trim_end().rsplit("data: ").next().unwrap();
+    assert!(
+        last.starts_with('{') && last.contains("\"type\":\"error\"") && !last.contains("\"error\":"),
+        "{last}"
+    );
+}

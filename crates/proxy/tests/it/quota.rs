@@ -1,13 +1,15 @@
 //! Tenants share an upstream that hides its limits, and slow readers share a proxy.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::join_all;
+use tidegate::Stamp;
 use tidegate_core::limit::token::TokenScope;
 use tokio::time::{Instant, sleep_until};
 
 use crate::kit::client::{Caller, eventually, mock, proxy, start, upstream};
 use crate::kit::codec::json;
+use crate::kit::raw;
 use crate::kit::tenants::Store;
 
 /// Requests per second of the hidden limit.
@@ -86,4 +88,63 @@ async fn slow_readers_hold_up_no_other_call() {
     }
     let scopes = caller.get("/tidegate/scopes").await.json();
     assert_eq!(scopes["scopes"][0]["in_flight"], 8, "they go on: {scopes}");
+}
+
+/// Anthropic limits input and output apart. Their sum was throttled by the limit of either.
+#[tokio::test(start_paused = true)]
+async fn hidden_output_limit_does_not_hold_input_back() {
+    const INPUT_PER_SECOND: u64 = 20_000;
+    let addr = mock("anthropic", |options| {
+        let limits = [format!("input_tokens:{INPUT_PER_SECOND}/s"), "output_tokens:2k/s".to_owned()];
+        options.limits = limits.iter().map(|limit| limit.parse().unwrap()).collect();
+        options.is_hidden = true;
+        options.latency = Duration::from_millis(100);
+    })
+    .await;
+    let through = start(proxy(&[upstream("anthropic", addr)], None)).await;
+    // About 1,000 tokens of input, and 8 of output.
+    let body = json!({"model": "c", "max_tokens": 8, "system": "x ".repeat(2_000), "messages": []});
+    let began = Instant::now();
+    let callers = (0..16).map(|_| async {
+        let caller = Caller::new(through);
+        while began.elapsed() < RUN {
+            caller.post("/anthropic/v1/messages", &body).await;
+        }
+    });
+    let totals = async || Caller::new(addr).get("/mock/totals").await.json();
+    let learned = async {
+        sleep_until(began + RUN / 5).await;
+        let early = totals().await["input_tokens"].as_u64().unwrap();
+        sleep_until(began + RUN).await;
+        totals().await["input_tokens"].as_u64().unwrap() - early
+    };
+    let (_, input) = tokio::join!(join_all(callers), learned);
+    let quota = INPUT_PER_SECOND * RUN.as_secs() / 5 * 4;
+    assert!(input * 100 >= quota * 80, "{input} of {quota} tokens");
+}
+
+/// The limit of output is reported as that of all tokens too, if it is the tighter one.
+#[tokio::test(start_paused = true)]
+async fn reported_output_limit_does_not_hold_input_back() {
+    let reset = Stamp::ZERO + SystemTime::now().duration_since(UNIX_EPOCH).unwrap() + Duration::from_mins(1);
+    let level = |of: &str, limit: u64, remaining: u64| {
+        let name = format!("anthropic-ratelimit-{of}");
+        format!("{name}-limit: {limit}\r\n{name}-remaining: {remaining}\r\n{name}-reset: {reset}\r\n")
+    };
+    let levels = [
+        level("input-tokens", 1_000_000, 900_000),
+        level("output-tokens", 8_000, 4_000),
+        level("tokens", 8_000, 4_000),
+    ];
+    let body = "{\"usage\":{\"input_tokens\":1000,\"output_tokens\":1}}";
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n";
+    let reply = format!("{head}{}content-length: {}\r\n\r\n{body}", levels.concat(), body.len());
+    let (addr, _seen) = raw::upstream(reply.leak()).await;
+    let caller = Caller::new(start(proxy(&[upstream("anthropic", addr)], None)).await);
+    let body = json!({"model": "c", "max_tokens": 1, "system": "x ".repeat(2_000), "messages": []});
+    let began = Instant::now();
+    for _ in 0..60 {
+        assert_eq!(caller.post("/anthropic/v1/messages", &body).await.status, 200);
+    }
+    assert!(began.elapsed() < Duration::from_secs(90), "{:?}", began.elapsed());
 }

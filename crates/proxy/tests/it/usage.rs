@@ -103,7 +103,7 @@ async fn calls_without_a_model_count_reported_usage() {
         let used = async |limit: &str| store.used("acme", "openai", limit).await;
         eventually("the call is booked", async || used("requests").await == 1).await;
         assert_eq!((used("input_tokens").await, used("estimated").await), (input, estimated), "{body}");
-        let large = caller.post(path, &json!({"prompt": {"id": "p", "text": "x ".repeat(500)}})).await;
+        let large = caller.post(path, &json!({"prompt": {"id": "p", "text": "x ".repeat(600)}})).await;
         assert_eq!(large.status, 429, "an estimate is reserved: {}", large.text);
     }
 }

@@ -227,3 +227,28 @@ async fn body_of_a_rejection_names_what_is_cut() {
         assert!(scope[cut].is_number() && scope[other].is_null(), "{scope}");
     }
 }
+
+/// They passed at once, and the throttle learned nothing: the words were taken for those of a spend limit.
+#[tokio::test(start_paused = true)]
+async fn anthropics_ordinary_429s_are_repeated() {
+    let body = "{\"type\":\"error\",\"error\":{\"type\":\"rate_limit_error\",\"message\":\"This request would exceed your \
+                organization's rate limit of 30,000 input tokens per minute (org: x, model: c).\"}}";
+    let reply =
+        format!("HTTP/1.1 429 Too Many\r\nretry-after: 1\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    let (addr, mut seen) = raw::upstream(reply.leak()).await;
+    let caller = Caller::new(start(proxy(&[upstream("anthropic", addr)], None)).await);
+    let waiting = caller.clone().with("x-tidegate-within", "5");
+    let reply = waiting.post("/anthropic/v1/messages", &json!({"model": "c"})).await;
+    assert_eq!(reply.status, 429, "{}", reply.text);
+    let count = std::iter::from_fn(|| seen.try_recv().ok()).filter(|seen| matches!(seen, Seen::Request(_)));
+    assert!(count.count() > 1);
+    assert!(!caller.get("/tidegate/metrics").await.text.contains("tidegate_proxy_retries_total 0\n"));
+
+    // The mock has the same words.
+    let addr = mock("anthropic", |options| options.limits = vec!["input_tokens:30/s".parse().unwrap()]).await;
+    let caller = Caller::new(start(proxy(&[upstream("anthropic", addr)], None)).await);
+    let body = json!({"model": "c", "max_tokens": 4, "messages": [], "system": "a few words"});
+    let calls = (0..8).map(|_| caller.post("/anthropic/v1/messages", &body));
+    let statuses: Vec<u16> = join_all(calls).await.into_iter().map(|reply| reply.status).collect();
+    assert_eq!(statuses, [200; 8]);
+}

@@ -1,8 +1,11 @@
 //! One dimension of the controller: requests, tokens, input tokens or output tokens.
 
+use super::Reply;
 use super::header_law::HeaderLaw;
 use super::quota::{ESTIMATE_MIN, Quota};
+use crate::cost::DIMENSIONS;
 use crate::feedback::headers::Dimension as Metered;
+use crate::outcome::PackedLevel;
 
 /// The pace's bucket holds this many seconds of its rate, and at least one mean request.
 const DEPTH: f64 = 0.02;
@@ -51,6 +54,17 @@ pub(crate) const fn index_of(dimension: Metered) -> Option<usize> {
         Metered::OutputTokens => Some(3),
         Metered::Other => None,
     }
+}
+
+/// The levels of quotas that a response reports. Anthropic repeats the tightest limit as that of all tokens: of a
+/// request that counts the kinds, it would limit both by the tighter one.
+pub(super) fn distinct_levels(reply: &Reply<'_>) -> [Option<PackedLevel>; DIMENSIONS] {
+    let mut levels = reply.outcome.quotas;
+    let is_repeated = |kind: usize| reply.units[kind] > 0 && levels[kind] == levels[1];
+    if is_repeated(2) || is_repeated(3) {
+        levels[1] = None;
+    }
+    levels
 }
 
 /// The capacity of a pace's bucket.

@@ -26,8 +26,8 @@ use smallvec::{SmallVec, smallvec};
 
 use self::baseline::{Baseline, Load, Reading};
 use self::cap::Cap;
-use self::dimension::Dimension;
 pub(crate) use self::dimension::index_of;
+use self::dimension::{Dimension, distinct_levels};
 use self::outage::Outage;
 use self::quota::{ESTIMATE_MIN, Quota, Wave};
 use self::report::LastReport;
@@ -395,7 +395,7 @@ impl AutoState {
 
     /// Applies the quota headers of a response.
     fn update_laws(&mut self, reply: &Reply<'_>, now: f64) {
-        for (index, level) in reply.outcome.quotas.iter().enumerate() {
+        for (index, level) in distinct_levels(reply).into_iter().enumerate() {
             let (Some(level), Some(dimension)) = (level, self.dimensions.get_mut(index)) else { continue };
             let before = dimension.quota.sent_before(reply.before[index], reply.units[index]);
             let since = dimension.quota.sent.saturating_sub(before.saturating_add(reply.units[index]));

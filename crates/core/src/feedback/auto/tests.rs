@@ -274,6 +274,26 @@ fn headers_of_one_kind_hold_back_its_requests() {
     assert!(rig.now.since(start) > Duration::from_secs(10), "{:?}", rig.now.since(start));
 }
 
+/// Anthropic reports the tightest limit as that of all tokens too: input was paced by the limit of output.
+#[test]
+fn level_of_a_kind_is_not_that_of_all_tokens() {
+    use crate::feedback::headers::Reset;
+    use crate::outcome::QuotaLevel;
+
+    let reset = Reset::More(Duration::from_secs(60));
+    let level = QuotaLevel { limit: 600, remaining: 60, reset, window: None };
+    let report = Outcome::success().quota(Metered::OutputTokens, level).quota(Metered::Tokens, level);
+    for (cost, is_paced) in
+        [(Cost::request().input_tokens(900).output_tokens(9), false), (Cost::request().tokens(909), true)]
+    {
+        let mut rig = Rig::new();
+        let charge = rig.go(cost);
+        rig.later(millis(50)).settle(charge, report);
+        let pace = rig.control().tokens.pace.unwrap().as_f64();
+        assert_eq!(pace < 2.0, is_paced, "{cost:?}: {pace}/s");
+    }
+}
+
 /// A kind that no request names is a part of all tokens.
 #[test]
 fn rejection_of_an_unused_kind_cuts_tokens() {
