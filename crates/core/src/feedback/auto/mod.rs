@@ -9,7 +9,6 @@
 //! and its first header allocate. Times are seconds since the clock's origin, rates units per second.
 
 mod baseline;
-mod behind;
 mod cap;
 mod dimension;
 mod header_law;
@@ -19,6 +18,7 @@ mod quota;
 mod report;
 #[cfg(test)]
 mod tests;
+mod wait;
 
 use std::time::Duration;
 
@@ -40,7 +40,6 @@ use crate::per_second::PerSecond;
 use crate::plan::AutoLimits;
 use crate::random::Random;
 use crate::time::Instant;
-use crate::verdict::Gate;
 
 /// Requests after which a first measure of the quota counts.
 const KNOWN: f64 = 5.0;
@@ -177,78 +176,6 @@ impl AutoState {
         }
     }
 
-    /// The earliest time for a request behind `ahead` others, and the gate that decides. Only the head of the
-    /// queue is bound by the current pace, which may rise while others wait.
-    pub(crate) fn ready_at(
-        &self,
-        limits: &AutoLimits,
-        cost: Cost,
-        ahead: u32,
-        now: Instant,
-    ) -> (Gate, Instant) {
-        let at = secs(now);
-        let costs = cost.estimated();
-        let mut latest = (Gate::Rate, (self.outage.rest_until - at).max(0.0));
-        if !self.outage.is_dark() && ahead == 0 {
-            for (index, cost) in costs.into_iter().enumerate().take(self.dimensions.len()) {
-                let wait = self.lack(limits, index, cost, at);
-                if wait > latest.1 {
-                    latest = (if index == 0 { Gate::Rate } else { Gate::Budget }, wait);
-                }
-            }
-        }
-        let nanos = Duration::try_from_secs_f64(latest.1).unwrap_or(Duration::MAX);
-        (latest.0, now + nanos)
-    }
-
-    /// The time in which the upstream grants these units per dimension: at the pace where its quota is known, and
-    /// otherwise at the most that the limits allow.
-    pub(crate) fn time_for(&self, limits: &AutoLimits, wanted: [u128; DIMENSIONS], now: Instant) -> Duration {
-        let now = secs(now);
-        let mut longest = 0.0_f64;
-        for (index, wanted) in wanted.into_iter().enumerate().take(self.dimensions.len()) {
-            let dimension = &self.dimensions[index];
-            let pace = match dimension.quota.estimate > 0.0 || dimension.has_headers(now) {
-                true if self.is_counted(index) => self.pace(limits, index, now),
-                false if index == 0 => limits.rate_max,
-                _ => continue,
-            };
-            let level = dimension.refilled(pace, self.unit(index), (now - self.at).max(0.0));
-            longest = longest.max((units(u64::try_from(wanted).unwrap_or(u64::MAX)) - level) / pace);
-        }
-        Duration::try_from_secs_f64(longest).unwrap_or(Duration::MAX)
-    }
-
-    /// Seconds until a dimension has enough units for a request of this cost.
-    fn lack(&self, limits: &AutoLimits, index: usize, cost: u64, now: f64) -> f64 {
-        if !self.is_counted(index) {
-            return 0.0;
-        }
-        let unit = self.unit(index);
-        let pace = self.pace(limits, index, now);
-        let level = self.dimensions[index].refilled(pace, unit, (now - self.at).max(0.0));
-        // A request above the mean cost takes the missing units as debt, so that later requests wait.
-        let lack = units(cost).min(unit) - level;
-        // Less than a nanosecond's worth is a rounding error.
-        if lack * 1e9 > pace { lack / pace } else { 0.0 }
-    }
-
-    /// Records that a gate delays a request.
-    pub(crate) fn hold(&mut self, limits: &AutoLimits, by: Gate, cost: Cost, now: Instant) {
-        let at = secs(now);
-        match by {
-            Gate::Slots => self.cap.held_at = at,
-            Gate::Rate | Gate::Budget if at >= self.outage.rest_until => {
-                for (index, cost) in cost.estimated().into_iter().enumerate().take(self.dimensions.len()) {
-                    if self.lack(limits, index, cost, at) > 0.0 {
-                        self.dimensions[index].quota.held_at = at;
-                    }
-                }
-            }
-            _ => {}
-        }
-    }
-
     /// Sends a request as the `in_flight`th; returns the record that its permit carries, and the units sent before
     /// it.
     pub(crate) fn take(
@@ -348,7 +275,7 @@ impl AutoState {
 
     /// Whether earlier requests would delay a caller at `now`.
     pub(crate) fn is_busy(&self, limits: &AutoLimits, now: Instant) -> bool {
-        self.ready_at(limits, Cost::request(), 0, now).1 > now
+        self.rests_until(now).max(self.ready_at(limits, Cost::request(), now).1) > now
     }
 
     /// Applies new limits. A controller that has learned nothing restarts at the new start.

@@ -6,9 +6,13 @@ use super::*;
 use crate::control::Control;
 use crate::cost::Charge;
 use crate::event::Event;
+use crate::feedback::headers::Reset;
 use crate::gate::{Ending, Gates};
+use crate::outcome::QuotaLevel;
 use crate::plan::{Auto, Controller, Draft, Plan};
 use crate::verdict::{Verdict, Wait};
+
+mod waits;
 
 /// Gates under `Auto`, and a clock.
 struct Rig {
@@ -78,10 +82,10 @@ fn wait_ends_when_the_refill_has_a_unit() {
         if burst == 32 {
             continue;
         }
-        let Err(Verdict::Wait(wait)) = rig.ask(Cost::request()) else { panic!("it waits") };
-        let span = wait.floor.since(rig.now);
+        let (_, at) = rig.gates.bound_at(&rig.plan, Cost::request(), 0, rig.now).expect("it waits");
+        let span = at.since(rig.now);
         assert!((span.as_secs_f64() * rate - 1.0).abs() < 0.01, "{rate}: {span:?}");
-        rig.now = wait.floor;
+        rig.now = at;
         assert!(rig.ask(Cost::request()).is_ok(), "{rate}/s: not after {span:?}");
     }
 }
@@ -205,9 +209,6 @@ fn clock_that_steps_back_adds_nothing() {
 
 #[test]
 fn absurd_costs_and_headers_do_not_panic() {
-    use crate::feedback::headers::Reset;
-    use crate::outcome::QuotaLevel;
-
     let mut rig = Rig::new();
     for tokens in [u64::MAX, 0, 1, u64::MAX] {
         let charge = rig.later(Duration::from_secs(1)).ask(Cost::request().tokens(tokens));
@@ -255,9 +256,6 @@ fn named_kind_of_token_is_cut_and_no_other() {
 /// A request goes when all dimensions allow it: headers of output tokens hold back requests with many of them.
 #[test]
 fn headers_of_one_kind_hold_back_its_requests() {
-    use crate::feedback::headers::Reset;
-    use crate::outcome::QuotaLevel;
-
     let mut rig = Rig::new();
     let cost = |output| Cost::request().input_tokens(100).output_tokens(output);
     let charge = rig.go(cost(100));
@@ -291,9 +289,6 @@ fn rejection_of_an_unused_kind_cuts_tokens() {
 
 #[test]
 fn headers_do_not_exceed_the_ceiling() {
-    use crate::feedback::headers::Reset;
-    use crate::outcome::QuotaLevel;
-
     let mut rig = Rig::new();
     let auto = Auto::default().rate_max(5.0);
     rig.plan = Draft { controller: Controller::Auto(auto), ..Draft::default() }.check().unwrap();
