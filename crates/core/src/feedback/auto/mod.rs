@@ -32,7 +32,7 @@ use self::outage::Outage;
 use self::quota::{ESTIMATE_MIN, Quota, Wave};
 use self::report::LastReport;
 use crate::control::Reason;
-use crate::cost::{Cost, DIMENSIONS, Dispatch};
+use crate::cost::{Charge, Cost, DIMENSIONS, Dispatch};
 use crate::event::Why;
 use crate::feedback::headers::Dimension as Metered;
 use crate::outcome::{Kind, Outcome};
@@ -228,12 +228,12 @@ impl AutoState {
         }
     }
 
-    /// A request ended without an outcome to learn from. A probe without a response proves nothing.
-    pub(crate) fn leave(&mut self, limits: &AutoLimits, sent: &Dispatch, in_flight: u32, now: Instant) {
-        if self.baseline.is_current(sent.cohort) {
+    /// A request ended without a response. A probe without one proves nothing.
+    pub(crate) fn leave(&mut self, limits: &AutoLimits, charge: &Charge, in_flight: u32, now: Instant) {
+        if self.baseline.is_current(charge.sent.cohort) {
             self.baseline.leave();
         }
-        self.outage.stop_probing(secs(now));
+        self.outage.stop_probing(secs(charge.entered), secs(now));
         self.read_cohort(limits, in_flight, secs(now));
         self.cap.slots = limits.clamp_slots(self.cap.slots);
     }
@@ -252,8 +252,15 @@ impl AutoState {
                 }
                 advice = self.reject(limits, reply, now, random);
             }
-            Kind::Failure | Kind::Ignored if is_member => self.baseline.leave(),
-            Kind::Failure | Kind::Ignored => {}
+            Kind::Failure | Kind::Ignored => {
+                if is_member {
+                    self.baseline.leave();
+                }
+                // The upstream answers, and the request was at fault: it accepts.
+                if reply.outcome.kind == Kind::Ignored {
+                    self.accept(limits, reply, now);
+                }
+            }
         }
         if let Some(why) = self.read_cohort(limits, reply.in_flight, now) {
             advice = Advice { is_cut: true, why, ..advice };
@@ -332,20 +339,23 @@ impl AutoState {
     }
 
     fn succeed(&mut self, limits: &AutoLimits, reply: &Reply<'_>, is_member: bool, now: f64) {
+        self.accept(limits, reply, now);
         self.cap.accept(reply.sent.in_flight);
-        match reply.latency.map(|latency| latency.as_secs_f64()) {
-            Some(latency) => {
-                self.baseline.first(latency);
-                if is_member {
-                    self.baseline.sample(latency);
-                }
-            }
+        match reply.latency {
+            Some(latency) if is_member => self.baseline.sample(latency.as_secs_f64()),
             None if is_member => self.baseline.leave(),
-            None => {}
+            _ => {}
         }
         let is_held = now - self.cap.held_at < self.baseline.latency().max(0.05);
         if self.baseline.is_starting && is_held {
             self.cap.slots += 1.0;
+        }
+    }
+
+    /// The upstream accepted a request.
+    fn accept(&mut self, limits: &AutoLimits, reply: &Reply<'_>, now: f64) {
+        if let Some(latency) = reply.latency {
+            self.baseline.first(latency.as_secs_f64());
         }
         if self.outage.is_probing() && secs(reply.sent_at) > self.cut_at {
             self.recover(limits, now);
