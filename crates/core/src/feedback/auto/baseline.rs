@@ -51,8 +51,6 @@ pub(super) struct Baseline {
     slow_in_flight: f32,
     /// Before the first slow cohort: slots double per round trip.
     pub(super) is_starting: bool,
-    /// Whether the last change of slots was a cut for latency.
-    pub(super) is_slow: bool,
 }
 
 /// The effect of a complete cohort on the slots.
@@ -98,7 +96,6 @@ impl Default for Baseline {
             slow_latency: 0.0,
             slow_in_flight: 0.0,
             is_starting: true,
-            is_slow: false,
         }
     }
 }

@@ -60,6 +60,8 @@ pub(crate) struct AutoState {
     at: f64,
     /// When the last wave caused a cut.
     cut_at: f64,
+    /// The most requests that were in flight when slots were cut for latency; 0 once there are more slots.
+    slow_slots: f32,
     reported: LastReport,
 }
 
@@ -105,6 +107,7 @@ impl AutoState {
             baseline: Baseline::default(),
             at: 0.0,
             cut_at: f64::NEG_INFINITY,
+            slow_slots: 0.0,
             reported: LastReport {
                 reason: Reason::Probing,
                 at: f32::NEG_INFINITY,
@@ -483,17 +486,19 @@ impl AutoState {
         let reading = self.baseline.read(now, load);
         match reading {
             Some(Reading::Cut { slots, .. }) => {
-                self.baseline.is_slow = true;
+                self.slow_slots = self.slow_slots.max(load.in_flight);
                 self.cap.slots = self.cap.slots.min(slots);
             }
             Some(Reading::Restore(slots)) => {
-                self.baseline.is_slow = false;
+                self.slow_slots = 0.0;
                 self.cap.slots = slots;
             }
             Some(Reading::Grow(slots)) => self.cap.slots += slots,
             None => {}
         }
-        self.baseline.is_slow &= self.slots(limits) < limits.slots_max;
+        if self.cap.slots > self.slow_slots || self.slots(limits) >= limits.slots_max {
+            self.slow_slots = 0.0;
+        }
         let Some(Reading::Cut { latency, .. }) = reading else { return None };
         Some(Why::Latency {
             latency: Duration::try_from_secs_f64(latency).unwrap_or(Duration::MAX),

@@ -12,6 +12,7 @@ use crate::outcome::QuotaLevel;
 use crate::plan::{Auto, Controller, Draft, Plan};
 use crate::verdict::{Verdict, Wait};
 
+mod reasons;
 mod waits;
 
 /// Gates under `Auto`, and a clock.
