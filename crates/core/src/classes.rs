@@ -10,12 +10,13 @@
 //! | 408 | transient | failure | other | yes |
 //! | a timeout, a lost connection | transient | failure | network | yes |
 //! | any other 5xx, and numbers that are not a status | permanent | failure | server | no |
-//! | any other 4xx, never sent | mistake | ignored | none | no |
+//! | any other 4xx | mistake | mistake | none | no |
+//! | never sent | mistake | ignored | none | no |
 //!
 //! Some providers answer 529 when overloaded. A proxy answers 520–524 and 530 when it cannot reach or
 //! understand the upstream.
 //!
-//! A mistake is the caller's: it carries no information about the upstream, moves no limit, and does not
+//! A mistake is the caller's: it shows only that the upstream answers, moves no limit, and does not
 //! interrupt a run of consecutive failures. The class of each status, of timeouts and of connection errors
 //! can be overridden.
 //!
@@ -338,6 +339,7 @@ const fn is_about_one_resource(completion: Completion) -> bool {
 const fn outcome_of(completion: Completion, class: CompletionClass) -> Outcome {
     let outcome = match class {
         CompletionClass::Success => return Outcome::success(),
+        CompletionClass::Mistake if matches!(completion, Completion::Status(_)) => return Outcome::mistake(),
         CompletionClass::Mistake => return Outcome::ignored(),
         CompletionClass::Overload => Outcome::overload(),
         CompletionClass::Transient | CompletionClass::Permanent => Outcome::failure(),

@@ -7,6 +7,7 @@
 //! | overload, no hint | failure | one decrease per wave | size rule | +1 if final | spent or reported, else returned |
 //! | overload with hint | nothing | one decrease per wave | hint (max) | +1 if final | spent or reported, else returned |
 //! | ignored, drop, panic | probe returned | nothing | nothing | 0 | spent or reported stays, rest returns |
+//! | a mistake (ignored) | probe returned | `Auto`: ends an outage | nothing | 0 | spent or reported stays, rest returns |
 //!
 //! `gate/settle.rs` implements this table, and its tests check it row by row.
 
@@ -31,6 +32,8 @@ pub struct Outcome {
     pub(crate) retried: bool,
     pub(crate) cause: Option<Cause>,
     pub(crate) malformed: u16,
+    /// Whether the upstream answered; used only if the outcome is ignored otherwise.
+    pub(crate) is_answer: bool,
     pub(crate) exceeded: Option<Dimension>,
     pub(crate) quotas: [Option<PackedLevel>; DIMENSIONS],
 }
@@ -117,9 +120,15 @@ impl Outcome {
         Self::new(Kind::Overload)
     }
 
-    /// Nothing to learn from: cancelled, a caller's mistake, never sent.
+    /// Nothing to learn from: cancelled, never sent.
     pub const fn ignored() -> Self {
         Self::new(Kind::Ignored)
+    }
+
+    /// The upstream answered that the request is at fault (400, 404). [Ignored](Kind::Ignored), except that
+    /// [`Auto`](crate::plan::Auto) learns that the upstream accepts requests.
+    pub const fn mistake() -> Self {
+        Self { is_answer: true, ..Self::new(Kind::Ignored) }
     }
 
     /// Success for `Ok`; for `Err`, a failure if `is_failure` returns true, otherwise ignored.
@@ -308,6 +317,7 @@ impl Outcome {
             retried: false,
             cause: None,
             malformed: 0,
+            is_answer: false,
             exceeded: None,
             quotas: [None; DIMENSIONS],
         }

@@ -100,7 +100,7 @@ mod tests {
         let table: [(u16, Headers<'_>, Outcome); 6] = [
             (204, &[], Outcome::success()),
             (429, &[], Outcome::overload().because(Cause::Throttled)),
-            (404, &[], Outcome::ignored()),
+            (404, &[], Outcome::mistake()),
             (700, &[], Outcome::failure().because(Cause::Server)),
             (200, &[("Retry-After", b"2")], Outcome::success().retry_after(Duration::from_secs(2))),
             (

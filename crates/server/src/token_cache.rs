@@ -303,7 +303,7 @@ mod tests {
         let lookup = async |queued: u32, engine: Duration, is_cached| {
             let reply = Reply::later(async move {
                 let time = EngineTime::current();
-                time.wait();
+                time.wait("readers");
                 tokio::time::sleep(deadline * queued).await;
                 time.send();
                 tokio::time::sleep(engine).await;

@@ -222,7 +222,7 @@ impl Throttle {
 ///         Ok(tokens) => Class::end(Outcome::success().spent(Cost::request().tokens(u64::from(*tokens)))),
 ///         Err(429) => Class::again(Outcome::overload()),
 ///         Err(500..) => Class::again(Outcome::failure()),
-///         Err(_) => Class::end(Outcome::ignored()), // our own mistake
+///         Err(_) => Class::end(Outcome::mistake()),
 ///     })
 ///     .run(Cost::request(), |_| async { Err(404) })
 ///     .await;

@@ -136,8 +136,8 @@ impl State {
         // The wait counts from `now`, even if the clock was set back: it has to catch up first.
         let bound = self.gates.bound_at(&self.plan, cost, self.waiting(), now.max(self.gates.latest()));
         let by = wait.map_or(Gate::Queue, |wait| wait.by);
-        // A head may be tried again before its time: the gates' current wait is the floor.
-        let at = wait.and_then(|wait| Some(wait.until?.max(wait.floor))).or(bound.map(|(_, at)| at));
+        // A head may be tried again before its time: the floor and the bound count too.
+        let at = wait.and_then(|wait| Some(wait.until?.max(wait.floor))).max(bound.map(|(_, at)| at));
         Refused::Limited { by, retry_after: at.map(|at| at.since(now)) }
     }
 

@@ -167,7 +167,7 @@ fn status_403_with_empty_quota_is_overload() {
         assert_eq!(outcome(status, &empty).kind(), Kind::Ignored, "{status}");
     }
     let ignoring = Classes::new().empty_quota(EmptyQuota::Ignore);
-    assert_eq!(ignoring.outcome_with(Completion::Status(403), &signals), Outcome::ignored());
+    assert_eq!(ignoring.outcome_with(Completion::Status(403), &signals), Outcome::mistake());
     let overridden = Classes::new().status(403, CompletionClass::Permanent).unwrap();
     assert_eq!(overridden.classify_with(Completion::Status(403), &signals), CompletionClass::Permanent);
     let unsure: [&[(&str, &str)]; 5] = [
@@ -178,7 +178,7 @@ fn status_403_with_empty_quota_is_overload() {
         &[empty[0], empty[1], empty[2], ("retry-after", "0")],
     ];
     for headers in unsure {
-        assert_eq!(outcome(403, headers), Outcome::ignored(), "{headers:?}");
+        assert_eq!(outcome(403, headers), Outcome::mistake(), "{headers:?}");
     }
 }
 

@@ -254,13 +254,12 @@ impl Gates {
     ///
     /// A request behind `ahead` others cannot enter earlier than this, whatever is returned. Tokens requested
     /// by those ahead do not count: they are estimates, and may be returned as soon as they are reserved. `Auto` adds
-    /// what it expects, by a quota that it has measured.
+    /// the earliest time that it expects, by headers or a quota that it has measured.
     pub fn bound_at(&self, plan: &Plan, cost: Cost, ahead: u32, now: Instant) -> Option<(Gate, Instant)> {
         let mut latest = self.paced_at(plan, cost, ahead, now);
-        if let (1.., Feedback::Auto(auto), Some(limits)) = (ahead, &self.feedback, &plan.auto)
-            && let Some((by, wait)) = auto.wait_behind(limits, cost, ahead, now)
-        {
-            latest = later(latest, by, now + wait, now);
+        if let (Feedback::Auto(auto), Some(limits)) = (&self.feedback, &plan.auto) {
+            let (by, at) = auto.bound_at(limits, cost, ahead, now);
+            latest = later(latest, by, at, now);
         }
         if let Some(budget) = &plan.draft.budget {
             let at = self.budget.bound_at(budget, cost.total_tokens(), now);
@@ -276,6 +275,10 @@ impl Gates {
     #[inline]
     fn ready_at(&self, plan: &Plan, cost: Cost, now: Instant) -> Option<(Gate, Instant)> {
         let mut latest = self.paced_at(plan, cost, 0, now);
+        if let (Feedback::Auto(auto), Some(limits)) = (&self.feedback, &plan.auto) {
+            let (by, at) = auto.ready_at(limits, cost, now);
+            latest = later(latest, by, at, now);
+        }
         if let Some(budget) = &plan.draft.budget {
             let at = self.budget.ready_at(budget, cost.total_tokens(), now);
             latest = later(latest, Gate::Budget, at, now);
@@ -286,13 +289,14 @@ impl Gates {
         }
     }
 
-    /// The bound from pause, pace and rate, which no return can lower at the current limits.
+    /// The bound from pause, pace and rate, which no return can lower at the current limits. A pace that `Auto` has
+    /// learned is no such bound: only its rests are.
     #[inline]
     pub fn firm_at(&self, plan: &Plan, ahead: u32, now: Instant) -> Option<(Gate, Instant)> {
         self.paced_at(plan, Cost::request(), ahead, now)
     }
 
-    /// Like [`firm_at`](Self::firm_at) for a request of this cost, because a learned pace counts tokens too.
+    /// Like [`firm_at`](Self::firm_at) for a request of this cost.
     #[inline]
     pub(super) fn paced_at(
         &self,
@@ -312,9 +316,8 @@ impl Gates {
         if let (Some(named), Some(plan)) = (&self.named, &plan.named) {
             latest = named.firm_at(plan, (cost, ahead), now, latest);
         }
-        if let (Feedback::Auto(auto), Some(limits)) = (&self.feedback, &plan.auto) {
-            let (by, at) = auto.ready_at(limits, cost, ahead, now);
-            latest = later(latest, by, at, now);
+        if let Feedback::Auto(auto) = &self.feedback {
+            latest = later(latest, Gate::Rate, auto.rests_until(now), now);
         }
         latest
     }

@@ -6,7 +6,7 @@ use super::circuit::Change as CircuitChange;
 use super::gates::Gates;
 use super::settle::Origin;
 use crate::bucket::Shape;
-use crate::cost::Charge;
+use crate::cost::{Charge, Holds};
 use crate::event::{Change, Event};
 use crate::feedback::auto::Reply;
 use crate::feedback::{Advice, Feedback, Sample, Tuning};
@@ -44,6 +44,27 @@ impl Gates {
         }
         self.update_pause(plan, origin.bytes, outcome, binds_all, waiting, events);
         self.update_progress(plan, origin.latency.unwrap_or_default(), outcome, events);
+    }
+
+    /// `Auto` learns from an ignored outcome whether the upstream answered; nothing else does.
+    pub(super) fn learn_ignored(
+        &mut self,
+        plan: &Plan,
+        charge: &Charge,
+        outcome: &Outcome,
+        events: &mut Vec<Event>,
+    ) {
+        let in_flight = self.in_flight();
+        let (Feedback::Auto(auto), Some(limits)) = (&mut self.feedback, &plan.auto) else { return };
+        if !charge.is_counted_by_controller() || charge.holds.has(Holds::ANSWERED) {
+            return;
+        }
+        if outcome.is_answer {
+            self.update_auto(plan, Origin::of(charge, outcome, self.latest), outcome, events);
+        } else {
+            auto.leave(limits, charge, in_flight, self.latest);
+            self.slots_limit = auto.slots(limits);
+        }
     }
 
     fn update_circuit(

@@ -93,14 +93,7 @@ impl Gates {
         let was_drained = self.is_drained();
         self.count_malformed(outcome.malformed);
         if outcome.kind == Kind::Ignored {
-            let in_flight = self.in_flight();
-            if let (Feedback::Auto(auto), Some(limits)) = (&mut self.feedback, &plan.auto)
-                && charge.is_counted_by_controller()
-                && !charge.holds.has(Holds::ANSWERED)
-            {
-                auto.leave(limits, &charge.sent, in_flight, self.latest);
-                self.slots_limit = auto.slots(limits);
-            }
+            self.learn_ignored(plan, &charge, outcome, events);
         } else if plan.settles_timed() || outcome.has_hint() {
             let from = Origin::of(&charge, outcome, self.latest);
             self.learn(plan, from, outcome, waiting, events);
@@ -172,7 +165,13 @@ impl Gates {
         self.advance_to(plan, now);
         self.count_malformed(outcome.malformed);
         let has_charge = charge.is_some();
-        if outcome.kind != Kind::Ignored {
+        if outcome.kind == Kind::Ignored {
+            if let Some(charge) = charge.filter(|_| outcome.is_answer) {
+                self.learn_ignored(plan, charge, &outcome, events);
+                // It has left its cohort.
+                charge.sent.cohort = 0;
+            }
+        } else {
             let origin = match charge {
                 Some(charge) => {
                     let origin = Origin::of(charge, &outcome, self.latest);

@@ -12,7 +12,7 @@ use tidegate_core::cost::{Charge, Cost};
 use tidegate_core::event::Event;
 use tidegate_core::gate::{Ending, Gates};
 use tidegate_core::outcome::{Kind, Outcome};
-use tidegate_core::plan::Plan;
+use tidegate_core::plan::{Controller, Plan};
 use tidegate_core::random::Random;
 use tidegate_core::snapshot::{CircuitState, Snapshot};
 use tidegate_core::time::{Instant, nanos};
@@ -100,7 +100,15 @@ impl Model {
         }
     }
 
+    const fn is_auto(&self) -> bool {
+        matches!(self.limits.draft.controller, Controller::Auto(_))
+    }
+
     fn admit(&mut self, cost: Cost, waiting: u32) {
+        if self.is_auto() {
+            // `Auto` moves its limits as time passes: this evaluates no request.
+            self.gates.record_tokens(&self.plan, Cost::request(), self.now, &mut self.events);
+        }
         let before = self.snapshot();
         match self.ask_for(cost, waiting) {
             Ok(charge) => {
@@ -113,6 +121,8 @@ impl Model {
             Err(verdict) => {
                 let mut after = self.snapshot();
                 after.evaluations = before.evaluations;
+                // A delayed caller is demand, which is a reason for limits of `Auto`.
+                after.control = before.control;
                 assert_eq!(after, before, "a denial takes nothing");
                 match verdict {
                     Verdict::Wait(wait) => self.check_wait(cost, wait),
@@ -189,6 +199,8 @@ impl Model {
         let Some(until) = wait.until else { return };
         assert!(until > now, "a wait is never zero");
         match self.gates.ask(&self.plan, cost, until) {
+            // A pace may rise while callers wait, so that they are evaluated before it admits.
+            Verdict::Admit | Verdict::Wait(_) if self.is_auto() => return,
             Verdict::Admit => {}
             Verdict::Wait(wait) if wait.by == Gate::RecoverySlots && self.limits.recovery_slots.is_some() => {
             }

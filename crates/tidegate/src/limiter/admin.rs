@@ -147,13 +147,12 @@ impl Admin {
     }
 
     /// Sets the units available in the bucket of one limit that a subject draws from, and returns its balance and
-    /// the version of the change. It
-    /// repairs a bucket after a wrong settlement: no caller needs to wait until the debt is paid. Without `units`
-    /// the bucket is full again. A limit of a call has a bucket of its own for each name and shape.
+    /// the version of the change. It repairs a bucket after a wrong settlement: no caller needs to wait until the debt
+    /// is paid. Without `units` the bucket is full again. A limit of a call has a bucket of its own for each name and shape.
     ///
     /// # Errors
-    /// [`LimitError::Cost`] if the subject has no such limit, [`LimitError::Policy`] for an invalid limit of a call, [`StoreError::Invalid`] for more units than the
-    /// burst; otherwise as [`set_policy`](Self::set_policy).
+    /// [`LimitError::Cost`] if the subject has no such limit, [`LimitError::Policy`] for an invalid limit of a call,
+    /// [`StoreError::Invalid`] for more units than the burst; otherwise as [`set_policy`](Self::set_policy).
     ///
     /// # Cancel safety
     /// Dropping the future may or may not leave the change done. If the audit has it, it may not have been made.
@@ -169,7 +168,7 @@ impl Admin {
             BucketLimit::Stored(key) => (all, key),
             BucketLimit::OfCall(limit) => {
                 let key = LimitName::new(limit.name())?.into();
-                (Shared::with_limits(&all, &[limit])?, key)
+                (shared.call_levels.extended(&all, &[limit])?, key)
             }
         };
         let Some(levels) = all.single(limit.across, limit.name.as_str()).map(Arc::new) else {

@@ -315,3 +315,34 @@ fn waiters_are_not_refused_for_a_pace_that_rises() {
         assert_eq!(refused, 0);
     });
 }
+
+/// Regression: a response without quota left, recorded while its body held the only slot, delayed the next request
+/// by 950 s.
+#[tokio::test(start_paused = true)]
+async fn empty_window_delays_the_queue_until_its_reset() {
+    let throttle = Throttle::auto().slots(Slots::adaptive(1..=1)).build().unwrap();
+    let start = Instant::now();
+    let mut first = throttle.acquire(REQUEST).await.unwrap();
+    let mut waiter = Box::pin(throttle.acquire_within(REQUEST, secs(30)));
+    assert!(futures_now(&mut waiter).is_none());
+    let level = QuotaLevel { limit: 100, remaining: 0, reset: Reset::More(secs(20)), window: None };
+    first.record(Outcome::success().quota(Dimension::Requests, level));
+    sleep(secs(1)).await;
+    first.settle(Outcome::success());
+    let second = waiter.await.expect("the window resets in time");
+    let waited = start.elapsed();
+    assert!((secs(19)..secs(22)).contains(&waited), "{waited:?}");
+    second.settle(Outcome::success());
+}
+
+#[tokio::test(start_paused = true)]
+async fn refusal_reports_the_reset_of_an_empty_window() {
+    let throttle = Throttle::auto().build().unwrap();
+    let level = QuotaLevel { limit: 100, remaining: 0, reset: Reset::More(secs(20)), window: None };
+    let first = throttle.try_acquire(REQUEST).unwrap();
+    first.settle(Outcome::success().quota(Dimension::Requests, level));
+    let wait = throttle.try_acquire(REQUEST).unwrap_err().retry_after().expect("it is a matter of time");
+    assert!((secs(19)..secs(22)).contains(&wait), "{wait:?}");
+    assert!(throttle.acquire_within(REQUEST, secs(10)).await.is_err());
+    assert!(throttle.acquire_within(REQUEST, secs(30)).await.is_ok());
+}

@@ -27,6 +27,10 @@ const COHORT_SLOW: f32 = 24.0;
 const COHORT_TIME: f32 = 3.0;
 /// A cohort lasts at least this long, in seconds.
 const COHORT_TIME_MIN: f32 = 0.1;
+/// A cohort that is not back this many seconds after its last request, or this many times the baseline if that is
+/// longer, is abandoned.
+const COHORT_STALE: f64 = 60.0;
+const COHORT_STALE_LATENCIES: f64 = 10.0;
 /// A cohort is read when this share of it is back.
 const BACK: f32 = 0.9;
 
@@ -46,13 +50,13 @@ pub(super) struct Baseline {
     sum: f32,
     squares: f32,
     since: f64,
+    /// When the last request of the cohort was sent.
+    last_at: f64,
     /// Mean latency and number in flight at the last slow cohort, if the one before this was slow.
     slow_latency: f32,
     slow_in_flight: f32,
     /// Before the first slow cohort: slots double per round trip.
     pub(super) is_starting: bool,
-    /// Whether the last change of slots was a cut for latency.
-    pub(super) is_slow: bool,
 }
 
 /// The effect of a complete cohort on the slots.
@@ -95,10 +99,10 @@ impl Default for Baseline {
             sum: 0.0,
             squares: 0.0,
             since: 0.0,
+            last_at: 0.0,
             slow_latency: 0.0,
             slow_in_flight: 0.0,
             is_starting: true,
-            is_slow: false,
         }
     }
 }
@@ -118,6 +122,7 @@ impl Baseline {
             return 0;
         }
         self.sent += 1.0;
+        self.last_at = now;
         self.cohort
     }
 
@@ -148,6 +153,11 @@ impl Baseline {
     /// Reads the cohort if it is complete, and begins the next.
     pub(super) fn read(&mut self, now: f64, load: Load) -> Option<Reading> {
         if self.done == 0.0 || !self.is_closed(now) || self.done < BACK * self.sent {
+            // Requests that hang must not end the measurement.
+            let stale = COHORT_STALE.max(COHORT_STALE_LATENCIES * self.latency());
+            if self.is_closed(now) && now - self.last_at > stale {
+                self.next_cohort();
+            }
             return None;
         }
         let (count, wanted, mean) = (self.done, self.wanted(), self.sum / self.done);
@@ -334,6 +344,21 @@ mod tests {
         assert_eq!(cohort(&mut baseline, &mut now, 0.2, LOAD), None, "no caller is held back");
         let load = Load { is_cap: true, ..held(now) };
         assert_eq!(cohort(&mut baseline, &mut now, 0.2, load), None, "a cap grows by itself");
+    }
+
+    /// Regression: one request without a response ended latency control.
+    #[test]
+    fn hung_request_ends_its_cohort_only() {
+        for (latency, is_stale) in [(0.1, [false, true]), (20.0, [false, false])] {
+            let (mut baseline, sent_at) = (Baseline::default(), 1_000.0);
+            (0..8).for_each(|_| assert_eq!(baseline.join(sent_at), 1));
+            baseline.first(latency);
+            (0..7).for_each(|_| baseline.sample(latency));
+            for (age, is_stale) in [59.0, 61.0].into_iter().zip(is_stale) {
+                assert_eq!(baseline.read(sent_at + age, LOAD), None);
+                assert_eq!(baseline.is_current(1), !is_stale, "{latency} s, after {age} s");
+            }
+        }
     }
 
     #[test]

@@ -21,6 +21,9 @@ const MARGIN: f32 = 2.0;
 /// Beyond that the excess grows by this much per second.
 const DEPART: f32 = 0.5;
 
+/// Meanwhile the score falls by this share of it per second: in the end only latency limits the slots.
+const DENY: f32 = 0.05;
+
 /// Slots now, and the evidence of a cap.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Cap {
@@ -100,6 +103,9 @@ impl Cap {
             let steady = narrow(1.0 / PERIOD_MIN.max(REQUESTS / requests.max(1e-9)));
             let excess = (self.slots - self.cut - MARGIN).max(0.0);
             self.slots += narrow(dt) * (steady + DEPART * excess);
+            if excess > 0.0 {
+                self.score *= (-DENY * narrow(dt)).exp();
+            }
         }
     }
 }
@@ -180,11 +186,11 @@ mod tests {
         (0..3).for_each(|_| cap.weigh(11));
         assert!(cap.cut(11));
         let mut now = 0.0;
-        while cap.slots < 500.0 {
+        while cap.is_cap() {
             now += 0.1;
             cap.held_at = now;
             cap.rise(0.1, 100.0, 0.2, now);
         }
-        assert!(now < 25.0, "{now} s");
+        assert!(now < 20.0 && cap.slots > 12.0, "{} slots after {now} s", cap.slots);
     }
 }

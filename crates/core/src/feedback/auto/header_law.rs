@@ -27,7 +27,7 @@ pub(super) struct HeaderLaw {
     left: f64,
     limit: f64,
     /// Units per second (time to full), or the length of the window in seconds: as reported, or the longest
-    /// reset seen.
+    /// reset seen lately.
     fill: f64,
     /// The end of the window.
     reset_at: f64,
@@ -52,8 +52,13 @@ impl Default for HeaderLaw {
 impl HeaderLaw {
     /// Whether the headers still count.
     pub(super) fn is_fresh(&self, now: f64) -> bool {
-        let is_in_window = !self.is_to_full && now < self.reset_at.min(self.at + WINDOW_STALE);
-        (now - self.at <= STALE || is_in_window) && self.fill > 0.0
+        now <= self.stale_at() && self.fill > 0.0
+    }
+
+    /// Until when the headers count.
+    pub(super) fn stale_at(&self) -> f64 {
+        let stale = self.at + STALE;
+        if self.is_to_full { stale } else { stale.max(self.reset_at.min(self.at + WINDOW_STALE)) }
     }
 
     /// Units per second at `now`; `None` if nothing fresh is known.
@@ -62,13 +67,41 @@ impl HeaderLaw {
             return None;
         }
         Some(if self.is_to_full {
-            let gain = (self.limit / self.fill / (4.0 * latency.max(0.05))).clamp(1.0, 10.0) * self.trust;
-            self.fill * (gain * self.left / self.limit).max(TRICKLE)
+            self.fill * (self.gain(latency) * self.left / self.limit).max(TRICKLE)
         } else if now < self.reset_at {
             self.trust * self.left.max(0.0) / (self.reset_at - now).max(RESET_MIN)
         } else {
             self.limit / self.fill.max(1.0)
         })
+    }
+
+    /// Seconds in which the paces from `now` on grant `lack` units at the earliest, if nothing else is sent; `None` if
+    /// nothing fresh is known. What is left grows, or the window ends: the pace of the moment does not last.
+    pub(super) fn wait(&self, lack: f64, now: f64, latency: f64) -> Option<f64> {
+        let pace = self.pace(now, latency)?;
+        Some(if self.is_to_full {
+            let (trickle, share) = (TRICKLE * self.fill, self.fill * self.gain(latency) / self.limit);
+            // The trickle, until units are left again; then a pace that grows with them.
+            let empty = (-self.left / self.fill).max(0.0);
+            let (lack, linear) = (lack - trickle * empty, trickle + share * self.left.max(0.0));
+            let grown = (linear * linear + 2.0 * share * self.fill * lack.max(0.0)).sqrt() - linear;
+            if lack > 0.0 { empty + grown / (share * self.fill) } else { empty + lack / trickle }
+        } else if now < self.reset_at {
+            let span = self.reset_at - now;
+            let left = self.trust * self.left;
+            if left > 0.0 {
+                // The pace rises towards the end of the window if nothing is sent.
+                span * (1.0 - (-lack / left).exp())
+            } else {
+                span + lack * self.fill.max(1.0) / self.limit
+            }
+        } else {
+            lack / pace
+        })
+    }
+
+    fn gain(&self, latency: f64) -> f64 {
+        (self.limit / self.fill / (4.0 * latency.max(0.05))).clamp(1.0, 10.0) * self.trust
     }
 
     /// Applies the headers of the response to a request sent at `sent_at`; `since` units were sent after it.
@@ -80,8 +113,13 @@ impl HeaderLaw {
         let is_to_full = matches!(level.reset, Reset::Full(_));
         let reset = level.reset.after().as_secs_f64();
         if !is_to_full {
-            let longest = if self.is_to_full { reset } else { self.fill.max(reset) };
-            self.fill = level.window.map_or(longest, |window| window.as_secs_f64());
+            // A new limit has another window, and one long reset counts for less in each later window.
+            let known = match self.is_to_full || limit.total_cmp(&self.limit).is_ne() {
+                true => 0.0,
+                false if sent_at >= self.reset_at => self.fill / 2.0,
+                false => self.fill,
+            };
+            self.fill = level.window.map_or(known.max(reset), |window| window.as_secs_f64());
         } else if limit - remaining >= 2.0 && reset > 0.0 {
             let fill = (limit - remaining) / reset;
             let is_first = self.fill == 0.0 || !self.is_to_full;
@@ -164,6 +202,43 @@ mod tests {
         );
         near(law.pace(41.5, 0.2), 0.0);
         near(law.pace(42.1, 0.2), 2.0);
+    }
+
+    /// Regression: after one long reset the pace of all later windows was near zero until their first header.
+    #[test]
+    fn long_reset_is_forgotten_over_windows() {
+        let mut law = HeaderLaw::default();
+        law.update(window(100, 60, 3_600.0), 0.0, 0.0, 0.0);
+        let mut now = 3_600.0;
+        for _ in 0..6 {
+            law.update(window(100, 60, 60.0), now, 0.0, now);
+            law.update(window(100, 50, 30.0), now + 30.0, 0.0, now + 30.0);
+            now += 60.0;
+        }
+        near(law.pace(now, 0.2), 100.0 / 60.0);
+        law.update(window(200, 60, 10.0), now + 50.0, 0.0, now + 50.0);
+        near(law.pace(now + 60.0, 0.2), 200.0 / 10.0);
+    }
+
+    #[test]
+    fn wait_is_for_the_refill_of_an_empty_quota() {
+        // Headers, units that a request lacks, and its wait in seconds.
+        let table = [
+            (window(100, 0, 20.0), 1.0, 20.0 + 0.2),
+            (window(100, 10, 20.0), 10.0, 20.0 * (1.0 - (-1.0_f64).exp())),
+            // The pace is at least a hundredth of the refill, and a sixth of what is left.
+            (to_full(60, 0, 60.0), 0.01, (0.01_f64.powi(2) + 2.0 / 6.0 * 0.01).sqrt() * 6.0 - 0.06),
+            (to_full(60, 0, 60.0), 1.0, (0.01_f64.powi(2) + 2.0 / 6.0).sqrt() * 6.0 - 0.06),
+        ];
+        for (level, lack, wanted) in table {
+            let mut law = HeaderLaw::default();
+            law.update(level, 1.0, 0.0, 1.0);
+            near(law.wait(lack, 1.0, 0.2), wanted);
+        }
+        let mut law = HeaderLaw::default();
+        law.update(to_full(60, 0, 60.0), 1.0, 5.0, 1.0);
+        let wait = law.wait(1.0, 1.0, 0.2).unwrap();
+        assert!((7.0..9.0).contains(&wait), "five more were sent since: {wait} s");
     }
 
     #[test]

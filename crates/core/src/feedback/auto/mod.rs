@@ -9,7 +9,6 @@
 //! and its first header allocate. Times are seconds since the clock's origin, rates units per second.
 
 mod baseline;
-mod behind;
 mod cap;
 mod dimension;
 mod header_law;
@@ -19,6 +18,7 @@ mod quota;
 mod report;
 #[cfg(test)]
 mod tests;
+mod wait;
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ use self::outage::Outage;
 use self::quota::{ESTIMATE_MIN, Quota, Wave};
 use self::report::LastReport;
 use crate::control::Reason;
-use crate::cost::{Cost, DIMENSIONS, Dispatch};
+use crate::cost::{Charge, Cost, DIMENSIONS, Dispatch};
 use crate::event::Why;
 use crate::feedback::headers::Dimension as Metered;
 use crate::outcome::{Kind, Outcome};
@@ -40,7 +40,6 @@ use crate::per_second::PerSecond;
 use crate::plan::AutoLimits;
 use crate::random::Random;
 use crate::time::Instant;
-use crate::verdict::Gate;
 
 /// Requests after which a first measure of the quota counts.
 const KNOWN: f64 = 5.0;
@@ -61,6 +60,8 @@ pub(crate) struct AutoState {
     at: f64,
     /// When the last wave caused a cut.
     cut_at: f64,
+    /// The most requests that were in flight when slots were cut for latency; 0 once there are more slots.
+    slow_slots: f32,
     reported: LastReport,
 }
 
@@ -106,6 +107,7 @@ impl AutoState {
             baseline: Baseline::default(),
             at: 0.0,
             cut_at: f64::NEG_INFINITY,
+            slow_slots: 0.0,
             reported: LastReport {
                 reason: Reason::Probing,
                 at: f32::NEG_INFINITY,
@@ -177,78 +179,6 @@ impl AutoState {
         }
     }
 
-    /// The earliest time for a request behind `ahead` others, and the gate that decides. Only the head of the
-    /// queue is bound by the current pace, which may rise while others wait.
-    pub(crate) fn ready_at(
-        &self,
-        limits: &AutoLimits,
-        cost: Cost,
-        ahead: u32,
-        now: Instant,
-    ) -> (Gate, Instant) {
-        let at = secs(now);
-        let costs = cost.estimated();
-        let mut latest = (Gate::Rate, (self.outage.rest_until - at).max(0.0));
-        if !self.outage.is_dark() && ahead == 0 {
-            for (index, cost) in costs.into_iter().enumerate().take(self.dimensions.len()) {
-                let wait = self.lack(limits, index, cost, at);
-                if wait > latest.1 {
-                    latest = (if index == 0 { Gate::Rate } else { Gate::Budget }, wait);
-                }
-            }
-        }
-        let nanos = Duration::try_from_secs_f64(latest.1).unwrap_or(Duration::MAX);
-        (latest.0, now + nanos)
-    }
-
-    /// The time in which the upstream grants these units per dimension: at the pace where its quota is known, and
-    /// otherwise at the most that the limits allow.
-    pub(crate) fn time_for(&self, limits: &AutoLimits, wanted: [u128; DIMENSIONS], now: Instant) -> Duration {
-        let now = secs(now);
-        let mut longest = 0.0_f64;
-        for (index, wanted) in wanted.into_iter().enumerate().take(self.dimensions.len()) {
-            let dimension = &self.dimensions[index];
-            let pace = match dimension.quota.estimate > 0.0 || dimension.has_headers(now) {
-                true if self.is_counted(index) => self.pace(limits, index, now),
-                false if index == 0 => limits.rate_max,
-                _ => continue,
-            };
-            let level = dimension.refilled(pace, self.unit(index), (now - self.at).max(0.0));
-            longest = longest.max((units(u64::try_from(wanted).unwrap_or(u64::MAX)) - level) / pace);
-        }
-        Duration::try_from_secs_f64(longest).unwrap_or(Duration::MAX)
-    }
-
-    /// Seconds until a dimension has enough units for a request of this cost.
-    fn lack(&self, limits: &AutoLimits, index: usize, cost: u64, now: f64) -> f64 {
-        if !self.is_counted(index) {
-            return 0.0;
-        }
-        let unit = self.unit(index);
-        let pace = self.pace(limits, index, now);
-        let level = self.dimensions[index].refilled(pace, unit, (now - self.at).max(0.0));
-        // A request above the mean cost takes the missing units as debt, so that later requests wait.
-        let lack = units(cost).min(unit) - level;
-        // Less than a nanosecond's worth is a rounding error.
-        if lack * 1e9 > pace { lack / pace } else { 0.0 }
-    }
-
-    /// Records that a gate delays a request.
-    pub(crate) fn hold(&mut self, limits: &AutoLimits, by: Gate, cost: Cost, now: Instant) {
-        let at = secs(now);
-        match by {
-            Gate::Slots => self.cap.held_at = at,
-            Gate::Rate | Gate::Budget if at >= self.outage.rest_until => {
-                for (index, cost) in cost.estimated().into_iter().enumerate().take(self.dimensions.len()) {
-                    if self.lack(limits, index, cost, at) > 0.0 {
-                        self.dimensions[index].quota.held_at = at;
-                    }
-                }
-            }
-            _ => {}
-        }
-    }
-
     /// Sends a request as the `in_flight`th; returns the record that its permit carries, and the units sent before
     /// it.
     pub(crate) fn take(
@@ -301,12 +231,12 @@ impl AutoState {
         }
     }
 
-    /// A request ended without an outcome to learn from. A probe without a response proves nothing.
-    pub(crate) fn leave(&mut self, limits: &AutoLimits, sent: &Dispatch, in_flight: u32, now: Instant) {
-        if self.baseline.is_current(sent.cohort) {
+    /// A request ended without a response. A probe without one proves nothing.
+    pub(crate) fn leave(&mut self, limits: &AutoLimits, charge: &Charge, in_flight: u32, now: Instant) {
+        if self.baseline.is_current(charge.sent.cohort) {
             self.baseline.leave();
         }
-        self.outage.stop_probing(secs(now));
+        self.outage.stop_probing(secs(charge.entered), secs(now));
         self.read_cohort(limits, in_flight, secs(now));
         self.cap.slots = limits.clamp_slots(self.cap.slots);
     }
@@ -325,8 +255,15 @@ impl AutoState {
                 }
                 advice = self.reject(limits, reply, now, random);
             }
-            Kind::Failure | Kind::Ignored if is_member => self.baseline.leave(),
-            Kind::Failure | Kind::Ignored => {}
+            Kind::Failure | Kind::Ignored => {
+                if is_member {
+                    self.baseline.leave();
+                }
+                // The upstream answers, and the request was at fault: it accepts.
+                if reply.outcome.kind == Kind::Ignored {
+                    self.accept(limits, reply, now);
+                }
+            }
         }
         if let Some(why) = self.read_cohort(limits, reply.in_flight, now) {
             advice = Advice { is_cut: true, why, ..advice };
@@ -348,7 +285,7 @@ impl AutoState {
 
     /// Whether earlier requests would delay a caller at `now`.
     pub(crate) fn is_busy(&self, limits: &AutoLimits, now: Instant) -> bool {
-        self.ready_at(limits, Cost::request(), 0, now).1 > now
+        self.rests_until(now).max(self.ready_at(limits, Cost::request(), now).1) > now
     }
 
     /// Applies new limits. A controller that has learned nothing restarts at the new start.
@@ -405,20 +342,23 @@ impl AutoState {
     }
 
     fn succeed(&mut self, limits: &AutoLimits, reply: &Reply<'_>, is_member: bool, now: f64) {
+        self.accept(limits, reply, now);
         self.cap.accept(reply.sent.in_flight);
-        match reply.latency.map(|latency| latency.as_secs_f64()) {
-            Some(latency) => {
-                self.baseline.first(latency);
-                if is_member {
-                    self.baseline.sample(latency);
-                }
-            }
+        match reply.latency {
+            Some(latency) if is_member => self.baseline.sample(latency.as_secs_f64()),
             None if is_member => self.baseline.leave(),
-            None => {}
+            _ => {}
         }
         let is_held = now - self.cap.held_at < self.baseline.latency().max(0.05);
         if self.baseline.is_starting && is_held {
             self.cap.slots += 1.0;
+        }
+    }
+
+    /// The upstream accepted a request.
+    fn accept(&mut self, limits: &AutoLimits, reply: &Reply<'_>, now: f64) {
+        if let Some(latency) = reply.latency {
+            self.baseline.first(latency.as_secs_f64());
         }
         if self.outage.is_probing() && secs(reply.sent_at) > self.cut_at {
             self.recover(limits, now);
@@ -546,17 +486,19 @@ impl AutoState {
         let reading = self.baseline.read(now, load);
         match reading {
             Some(Reading::Cut { slots, .. }) => {
-                self.baseline.is_slow = true;
+                self.slow_slots = self.slow_slots.max(load.in_flight);
                 self.cap.slots = self.cap.slots.min(slots);
             }
             Some(Reading::Restore(slots)) => {
-                self.baseline.is_slow = false;
+                self.slow_slots = 0.0;
                 self.cap.slots = slots;
             }
             Some(Reading::Grow(slots)) => self.cap.slots += slots,
             None => {}
         }
-        self.baseline.is_slow &= self.slots(limits) < limits.slots_max;
+        if self.cap.slots > self.slow_slots || self.slots(limits) >= limits.slots_max {
+            self.slow_slots = 0.0;
+        }
         let Some(Reading::Cut { latency, .. }) = reading else { return None };
         Some(Why::Latency {
             latency: Duration::try_from_secs_f64(latency).unwrap_or(Duration::MAX),

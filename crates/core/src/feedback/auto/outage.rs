@@ -25,8 +25,8 @@ const WINDOW_DARK: f64 = 2.0;
 pub(super) struct Outage {
     /// Waves in a row in which nothing was accepted.
     waves: u32,
-    /// Whether a probe is out.
-    is_probing: bool,
+    /// When the probe entered that is out.
+    probe_at: Option<f64>,
     /// Whether the upstream has accepted again before.
     has_returned: bool,
     /// The dimension of `back_accepted`.
@@ -82,26 +82,26 @@ impl Outage {
         // Waiting it out is the only probe needed.
         self.waves = self.waves.max(WAVES);
         self.excess = narrow(hint.min(HINT_ROUNDING));
-        self.is_probing = false;
+        self.probe_at = None;
         true
     }
 
     fn rest(&mut self, until: f64) {
         self.rest_until = self.rest_until.max(until);
-        self.is_probing = false;
+        self.probe_at = None;
     }
 
     /// A request was sent. In the dark it is a probe, and others wait for its response.
     pub(super) fn sent(&mut self, now: f64, latency: f64) {
         if self.is_dark() {
-            self.is_probing = true;
+            self.probe_at = Some(now);
             self.rest_until = now + (2.0 * latency).clamp(0.1, 1.0);
         }
     }
 
     /// Whether a probe is out that was not rejected in time.
     pub(super) fn has_passed(&self, now: f64) -> bool {
-        self.is_probing && now >= self.rest_until
+        self.is_probing() && now >= self.rest_until
     }
 
     pub(super) const fn has_returned(&self) -> bool {
@@ -109,7 +109,7 @@ impl Outage {
     }
 
     pub(super) const fn is_probing(&self) -> bool {
-        self.is_probing
+        self.probe_at.is_some()
     }
 
     /// The first request is sent.
@@ -126,10 +126,10 @@ impl Outage {
         (is_same.then_some(accepted - self.back_accepted), elapsed)
     }
 
-    /// The probe ended without a response: the next request is a probe.
-    pub(super) const fn stop_probing(&mut self, now: f64) {
-        if self.is_probing {
-            self.is_probing = false;
+    /// A request that entered at `entered` ended without a response. If that was the probe, the next request is one.
+    pub(super) fn stop_probing(&mut self, entered: f64, now: f64) {
+        if self.probe_at.is_some_and(|at| entered >= at) {
+            self.probe_at = None;
             self.rest_until = now;
         }
     }
@@ -145,7 +145,7 @@ impl Outage {
         self.has_returned = true;
         self.excess = 0.0;
         self.waves = 0;
-        self.is_probing = false;
+        self.probe_at = None;
         self.rest_until = self.rest_until.min(now);
     }
 

@@ -23,11 +23,17 @@ const SETTLED: f64 = 3.0;
 const COUNTS_IN_FULL: f64 = 25.0;
 /// Confidence does not grow beyond this.
 const CONFIDENCE_MAX: f64 = 12.0;
+/// The weight of the last rejection in the share of those that came soon after another.
+const WEIGHT: f32 = 0.25;
+/// Above this share others take from the same quota: more than a lone client meets at its start.
+const SHARED: f32 = 0.5;
 
 /// How much the estimate is trusted, counted in swings that ended as expected.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Probe {
     confidence: f32,
+    /// The share of the last rejections that came soon after another.
+    pressed: f32,
 }
 
 impl Probe {
@@ -38,6 +44,11 @@ impl Probe {
     /// 0 if little is known or others compete, 1 if the quota is given to this client alone.
     pub(super) fn settled(self) -> f64 {
         (self.confidence() / SETTLED).min(1.0)
+    }
+
+    /// Whether others take from the same quota.
+    pub(super) fn is_shared(self) -> bool {
+        self.pressed > SHARED && self.confidence < 1.0
     }
 
     /// How far the pace swings to either side of the estimate, as a share of it.
@@ -57,6 +68,7 @@ impl Probe {
     pub(super) fn confirm(&mut self, requests: f64) {
         self.confidence =
             narrow((self.confidence() + (requests / COUNTS_IN_FULL).min(1.0)).min(CONFIDENCE_MAX));
+        self.pressed -= WEIGHT * self.pressed;
     }
 
     /// The limit is elsewhere.
@@ -67,6 +79,7 @@ impl Probe {
     /// A rejection soon after another: others take from the same quota.
     pub(super) const fn press(&mut self) {
         self.confidence *= 0.5;
+        self.pressed += WEIGHT * (1.0 - self.pressed);
     }
 
     /// `requests` were accepted between two returns from darkness: that measures a window as swings measure a
@@ -86,7 +99,7 @@ mod tests {
     use super::*;
 
     fn with(confidence: f64) -> Probe {
-        Probe { confidence: narrow(confidence) }
+        Probe { confidence: narrow(confidence), ..Probe::default() }
     }
 
     fn near(one: f64, other: f64) -> bool {

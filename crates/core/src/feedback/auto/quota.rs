@@ -201,3 +201,7 @@ impl Quota {
         now - self.anchor_at
     }
 }
+
+#[cfg(test)]
+#[path = "quota_tests.rs"]
+mod tests;

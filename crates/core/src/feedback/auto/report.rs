@@ -49,13 +49,13 @@ impl AutoState {
             Reason::Headers
         } else if self.cap.is_cap() {
             Reason::Concurrency
-        } else if self.baseline.is_slow {
+        } else if self.slow_slots > 0.0 {
             Reason::Latency
         } else if (self.slots(limits) >= limits.slots_max && is_held(self.cap.held_at))
             || (quota.rate >= limits.rate_max && is_held(quota.held_at))
         {
             Reason::Ceiling
-        } else if quota.estimate > 0.0 && quota.probe.settled() < 1.0 / 3.0 && quota.calm > 0.0 {
+        } else if quota.estimate > 0.0 && quota.probe.is_shared() && quota.calm > 0.0 {
             Reason::Shared
         } else {
             Reason::Probing

@@ -6,9 +6,14 @@ use super::*;
 use crate::control::Control;
 use crate::cost::Charge;
 use crate::event::Event;
+use crate::feedback::headers::Reset;
 use crate::gate::{Ending, Gates};
+use crate::outcome::QuotaLevel;
 use crate::plan::{Auto, Controller, Draft, Plan};
 use crate::verdict::{Verdict, Wait};
+
+mod reasons;
+mod waits;
 
 /// Gates under `Auto`, and a clock.
 struct Rig {
@@ -62,6 +67,52 @@ impl Rig {
     fn pace(&self) -> f64 {
         self.control().requests.pace.unwrap().as_f64()
     }
+
+    fn fall_dark(&mut self) {
+        for _ in 0..6 {
+            let charge = self.go(Cost::request());
+            self.later(millis(50)).settle(charge, Outcome::overload());
+        }
+        assert_eq!(self.control().reason, Reason::Outage);
+    }
+
+    /// 64 workers that never rest, for some seconds. `respond` is asked with the number in flight and the time when a
+    /// request is sent, for its latency and outcome. Returns the reasons reported meanwhile.
+    fn work(
+        &mut self,
+        secs: u64,
+        mut respond: impl FnMut(u64, Instant) -> (Duration, Outcome),
+    ) -> Vec<Reason> {
+        let end = self.now + Duration::from_secs(secs);
+        let mut sent: Vec<(Instant, Charge, Outcome)> = Vec::new();
+        self.events.clear();
+        while self.now < end {
+            let next = sent.iter().map(|(at, ..)| *at).min();
+            let until = match (sent.len() < 64).then(|| self.ask(Cost::request())) {
+                Some(Ok(charge)) => {
+                    let (latency, outcome) = respond(sent.len() as u64 + 1, self.now);
+                    sent.push((self.now + latency, charge, outcome));
+                    continue;
+                }
+                Some(Err(Verdict::Wait(wait))) => wait.until,
+                _ => None,
+            };
+            self.now = until.into_iter().chain(next).min().expect("a request is in flight, or time helps");
+            while let Some(index) = sent.iter().position(|(at, ..)| *at <= self.now) {
+                let (_, charge, outcome) = sent.swap_remove(index);
+                self.settle(charge, outcome);
+            }
+        }
+        for (at, charge, outcome) in sent {
+            self.now = self.now.max(at);
+            self.settle(charge, outcome);
+        }
+        let reason = |event: &Event| match event {
+            Event::Controlled { reason } => Some(reason.to),
+            _ => None,
+        };
+        self.events.iter().filter_map(reason).collect()
+    }
 }
 
 /// Regression: the wait assumed a bucket of one unit and the refill one of 20 ms, so at high rates callers
@@ -78,10 +129,10 @@ fn wait_ends_when_the_refill_has_a_unit() {
         if burst == 32 {
             continue;
         }
-        let Err(Verdict::Wait(wait)) = rig.ask(Cost::request()) else { panic!("it waits") };
-        let span = wait.floor.since(rig.now);
+        let (_, at) = rig.gates.bound_at(&rig.plan, Cost::request(), 0, rig.now).expect("it waits");
+        let span = at.since(rig.now);
         assert!((span.as_secs_f64() * rate - 1.0).abs() < 0.01, "{rate}: {span:?}");
-        rig.now = wait.floor;
+        rig.now = at;
         assert!(rig.ask(Cost::request()).is_ok(), "{rate}/s: not after {span:?}");
     }
 }
@@ -205,9 +256,6 @@ fn clock_that_steps_back_adds_nothing() {
 
 #[test]
 fn absurd_costs_and_headers_do_not_panic() {
-    use crate::feedback::headers::Reset;
-    use crate::outcome::QuotaLevel;
-
     let mut rig = Rig::new();
     for tokens in [u64::MAX, 0, 1, u64::MAX] {
         let charge = rig.later(Duration::from_secs(1)).ask(Cost::request().tokens(tokens));
@@ -255,9 +303,6 @@ fn named_kind_of_token_is_cut_and_no_other() {
 /// A request goes when all dimensions allow it: headers of output tokens hold back requests with many of them.
 #[test]
 fn headers_of_one_kind_hold_back_its_requests() {
-    use crate::feedback::headers::Reset;
-    use crate::outcome::QuotaLevel;
-
     let mut rig = Rig::new();
     let cost = |output| Cost::request().input_tokens(100).output_tokens(output);
     let charge = rig.go(cost(100));
@@ -311,9 +356,6 @@ fn rejection_of_an_unused_kind_cuts_tokens() {
 
 #[test]
 fn headers_do_not_exceed_the_ceiling() {
-    use crate::feedback::headers::Reset;
-    use crate::outcome::QuotaLevel;
-
     let mut rig = Rig::new();
     let auto = Auto::default().rate_max(5.0);
     rig.plan = Draft { controller: Controller::Auto(auto), ..Draft::default() }.check().unwrap();
@@ -343,11 +385,7 @@ fn cancelled_stragglers_do_not_end_latency_control() {
 fn dropped_probe_does_not_end_an_outage() {
     for is_undone in [false, true] {
         let mut rig = Rig::new();
-        for _ in 0..6 {
-            let charge = rig.go(Cost::request());
-            rig.later(millis(50)).settle(charge, Outcome::overload());
-        }
-        assert_eq!(rig.control().reason, Reason::Outage);
+        rig.fall_dark();
         let probe = rig.go(Cost::request());
         if is_undone {
             rig.gates.undo(&rig.plan, probe, rig.now, &mut rig.events);
@@ -393,4 +431,79 @@ fn endless_latency_does_not_panic() {
         }
     }
     assert!(rig.pace().is_finite());
+}
+
+/// Regression: a request that was cancelled beside a probe ended it, and the next request went at once.
+#[test]
+fn cancelled_request_leaves_a_probe() {
+    for is_undone in [false, true] {
+        let mut rig = Rig::new();
+        let other = rig.go(Cost::request());
+        rig.fall_dark();
+        let probe = rig.go(Cost::request());
+        if is_undone {
+            rig.gates.undo(&rig.plan, other, rig.now, &mut rig.events);
+        } else {
+            rig.settle(other, Outcome::ignored());
+        }
+        assert!(rig.ask(Cost::request()).is_err(), "the probe is out");
+        rig.settle(probe, Outcome::success());
+        assert_ne!(rig.control().reason, Reason::Outage);
+    }
+}
+
+/// Regression: an outage never ended while the responses were 404s.
+#[test]
+fn mistake_of_a_probe_ends_an_outage() {
+    for is_recorded in [false, true] {
+        let mut rig = Rig::new();
+        rig.fall_dark();
+        let mut probe = rig.go(Cost::request());
+        if is_recorded {
+            let not_found = Outcome::mistake();
+            rig.gates.record(&rig.plan, Some(&mut probe), not_found, 0, rig.now, &mut rig.events);
+            assert_ne!(rig.control().reason, Reason::Outage);
+            rig.settle(probe, Outcome::ignored());
+        } else {
+            rig.settle(probe, Outcome::mistake());
+        }
+        assert_ne!(rig.control().reason, Reason::Outage);
+    }
+}
+
+/// Regression: a link checker that met only 404s stayed at the start pace.
+#[test]
+fn start_pace_rises_with_mistakes_alone() {
+    let mut rig = Rig::new();
+    let mut sent = 0;
+    rig.work(20, |_, _| {
+        sent += 1;
+        (millis(50), Outcome::mistake())
+    });
+    assert!(sent > 2_000, "{sent} sent in 20 s");
+    assert_eq!(rig.control().reason, Reason::Probing);
+}
+
+#[test]
+fn rejection_blames_the_dimension_that_held_last() {
+    // Held at, and rate over estimate, of requests and of tokens; the blamed dimension.
+    let table = [
+        ((2.0, 1.0), (1.0, 9.0), 0),
+        ((1.0, 9.0), (2.0, 1.0), 1),
+        ((1.0, 1.1), (1.0, 1.0), 0),
+        ((1.0, 1.0), (1.0, 1.1), 1),
+    ];
+    let limits = Rig::new().plan.auto.unwrap();
+    for (requests, tokens, wanted) in table {
+        let mut auto = AutoState::new(&limits);
+        auto.take(&limits, Cost::request().tokens(100), 1, Instant::ZERO);
+        for (dimension, (held_at, excess)) in auto.dimensions.iter_mut().zip([requests, tokens]) {
+            let quota = &mut dimension.quota;
+            (quota.estimate, quota.rate, quota.held_at) = (100.0, 100.0 * excess, held_at);
+        }
+        assert_eq!(auto.blame(None, 3.0), wanted, "{requests:?} {tokens:?}");
+        assert_eq!(auto.blame(Some(Metered::Tokens), 3.0), 1);
+        auto.dimensions[1].quota.estimate = 0.0;
+        assert_eq!(auto.blame(None, 3.0), 0, "tokens were never named");
+    }
 }

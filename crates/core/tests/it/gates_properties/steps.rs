@@ -5,9 +5,11 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::sample::Index;
 use tidegate_core::cost::Cost;
-use tidegate_core::outcome::Outcome;
+use tidegate_core::feedback::headers::{Dimension, Reset};
+use tidegate_core::outcome::{Outcome, QuotaLevel};
 use tidegate_core::plan::{
-    Aimd, Brake, Budget, Bytes, Circuit, Controller, Draft, Oversize, Pace, Pause, Rate, SizeRule, Slots,
+    Aimd, Auto, Brake, Budget, Bytes, Circuit, Controller, Draft, Oversize, Pace, Pause, Rate, SizeRule,
+    Slots,
 };
 
 /// The numbers of a plan that the model checks.
@@ -102,7 +104,9 @@ pub(crate) fn any_limits() -> impl Strategy<Value = Limits> {
         let aimd = Aimd::default().within(min..=max).increase(increase).latency_target(millis(400));
         Controller::Aimd(if is_slow { aimd.slow_start() } else { aimd })
     });
-    let learns = prop_oneof![brake, aimd];
+    let auto = (0.001..5.0, 0.0..200.0)
+        .prop_map(|(min, more)| Controller::Auto(Auto::default().within(min..=min + more)));
+    let learns = prop_oneof![brake, aimd, auto];
     let bytes = (1_u64..300, 1_u16..20);
     let recovery = (some(1_u32..4), 1_u64..4_000);
     (timed_limits(), some(slots), recovery, some(bytes), some(circuit), some(learns), some(0_u64..9))
@@ -129,7 +133,7 @@ pub(crate) fn any_limits() -> impl Strategy<Value = Limits> {
         })
 }
 
-/// `Aimd` needs a rate, and the brake something to move.
+/// `Aimd` needs a rate, and the others something to move.
 fn fits(controller: &Controller, slots: Option<Slots>, limits: &Limits) -> bool {
     match controller {
         Controller::Aimd(_) => limits.draft.rate.is_some(),
@@ -143,10 +147,26 @@ fn any_outcome() -> impl Strategy<Value = Outcome> {
         2 => Just(Outcome::failure()),
         1 => Just(Outcome::overload()),
         2 => Just(Outcome::ignored()),
+        1 => Just(Outcome::mistake()),
     ];
     let hint = prop::option::weighted(0.1, 0_u64..3_000);
-    (kind, prop::option::of(0_u64..200), hint, any::<bool>()).prop_map(
-        |(mut outcome, spent, hint, retried)| {
+    let dimension =
+        || prop_oneof![Just(Dimension::Requests), Just(Dimension::Tokens), Just(Dimension::Other)];
+    let exceeded = prop::option::weighted(0.2, dimension());
+    let level = (dimension(), 0_u64..300, 0_u64..300, 0_u64..9_000, any::<bool>(), some(0_u64..9_000))
+        .prop_map(|(dimension, limit, remaining, reset, is_full, window)| {
+            let reset = if is_full { Reset::Full(millis(reset)) } else { Reset::More(millis(reset)) };
+            (dimension, QuotaLevel { limit, remaining, reset, window: window.map(millis) })
+        });
+    let quota = (exceeded, prop::option::weighted(0.2, level));
+    (kind, prop::option::of(0_u64..200), hint, any::<bool>(), quota).prop_map(
+        |(mut outcome, spent, hint, retried, (exceeded, level))| {
+            if let Some(dimension) = exceeded {
+                outcome = outcome.exceeded(dimension);
+            }
+            if let Some((dimension, level)) = level {
+                outcome = outcome.quota(dimension, level);
+            }
             if let Some(tokens) = spent {
                 outcome = outcome.spent(Cost::request().tokens(tokens));
             }
