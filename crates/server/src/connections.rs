@@ -319,7 +319,7 @@ impl Table {
 fn shared_address(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V6(peer) => Ipv6Addr::from_bits(peer.to_bits() & !u128::from(u64::MAX)).into(),
-        peer => peer,
+        peer @ IpAddr::V4(_) => peer,
     }
 }
 

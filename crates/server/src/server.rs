@@ -214,13 +214,9 @@ impl Server {
         }
         let mut health_checks = JoinSet::new();
         if let Some(metrics) = self.metrics {
-            let endpoint = Endpoint {
-                listener: metrics,
-                protocol: Protocol::Http(metrics_app(state.clone())),
-                bounds,
-                connections: open(METRICS_CONNECTIONS_MAX, "metrics"),
-                tls_handshake: None,
-            };
+            let protocol = Protocol::Http(metrics_app(state.clone()));
+            let connections = open(METRICS_CONNECTIONS_MAX, "metrics");
+            let endpoint = Endpoint { listener: metrics, protocol, bounds, connections, tls_handshake: None };
             tasks.spawn(endpoint.serve(Arc::new(GracefulShutdown::new()), shutdown.clone()));
         }
         let tls_handshake = |alpn| self.tls.clone().map(|tls| TlsHandshake::new(tls, alpn));
@@ -256,10 +252,7 @@ impl Server {
             // Envoy treats errors as an allow by default, so calls already on their way still get a verdict.
             let _ = timeout(STOP_GRACE.min(bounds.drain_time), &mut proxies).await;
             drop(draining);
-            if let Some(reports) = &reports {
-                // Reports are refused once the limiter is closed.
-                let _ = timeout(REPORTS_GRACE.min(bounds.drain_time), reports.reports_recorded()).await;
-            }
+            record_reports(reports, bounds.drain_time).await;
             state.close();
             let drained = async {
                 drain_connections(graceful, http).await;
@@ -280,6 +273,13 @@ impl Server {
             stopped = ends => stopped,
             () = at_once.signaled(2) => ShutdownOutcome::AtOnce,
         }
+    }
+}
+
+/// Waits for the store to record Envoy's reports, which are refused once the limiter is closed.
+async fn record_reports(services: Option<rls::Services>, drain_time: Duration) {
+    if let Some(services) = services {
+        let _ = timeout(REPORTS_GRACE.min(drain_time), services.reports_recorded()).await;
     }
 }
 

@@ -150,7 +150,7 @@ async fn hanging_shadow_rule_does_not_delay_response() {
 }
 
 /// Returns the available requests of an entity, read from the store directly.
-async fn left(store: &Faulty<Memory>, entity: &str) -> i64 {
+fn left(store: &Faulty<Memory>, entity: &str) -> i64 {
     left_of(store, entity)[0]
 }
 
@@ -244,7 +244,7 @@ async fn report_that_cannot_be_recorded_is_counted() {
 /// Waits until this many are available.
 async fn wait_until_left(store: &Faulty<Memory>, entity: &str, expected: i64) {
     let come = async {
-        while left(store, entity).await != expected {
+        while left(store, entity) != expected {
             tokio::task::yield_now().await;
         }
     };
@@ -260,7 +260,7 @@ async fn outage_between_descriptors_leaves_none_drawn() {
     // The order of the descriptors does not matter.
     let error = rls.call(request(&[&[("user", "bob")], &[("user", "ada")]])).await.unwrap_err();
     assert_eq!(error.code(), Code::Unavailable, "{error}");
-    assert_eq!((left(&store, "ada").await, left(&store, "bob").await), (3, 4), "the first one was drawn");
+    assert_eq!((left(&store, "ada"), left(&store, "bob")), (3, 4), "the first one was drawn");
     store.come_back();
     wait_until_left(&store, "ada", 4).await;
 }
@@ -280,7 +280,7 @@ async fn dropped_call_returns_its_draws() {
     tokio::time::resume();
     store.come_back();
     wait_until_left(&store, "ada", 4).await;
-    assert_eq!(left(&store, "bob").await, 4);
+    assert_eq!(left(&store, "bob"), 4);
     let answered = async {
         while rls.call(request(&[&[("user", "bob")]])).await.is_err() {
             tokio::task::yield_now().await;
