@@ -11,6 +11,7 @@ mod events;
 mod grafana;
 mod idempotency;
 mod metrics;
+mod old_client;
 mod openapi;
 mod outage;
 #[cfg(feature = "envoy")]
