@@ -160,11 +160,12 @@ async fn prepare(
     let profile = &upstream.profile;
     let path = head.uri.path().get(upstream.name.len() + 1..).unwrap_or_default();
     let in_path = profile.model_in(path);
-    let is_post = head.method == Method::POST;
-    let is_tenant = caller.entity.is_some() && is_post;
-    if is_tenant && has_empty_steps(path) {
+    // With any method, a kept key must not leave the path of its upstream.
+    if caller.entity.is_some() && has_empty_steps(path) {
         return Err(Refusal::invalid("the path must have no empty steps, `.` or `..`"));
     }
+    let is_post = head.method == Method::POST;
+    let is_tenant = caller.entity.is_some() && is_post;
     let form = boundary(&head.headers).filter(|_| profile.counts_by_body());
     let searches = is_post && in_path.is_none() && form.is_none() && profile.counts_by_body();
     let is_empty = body.is_end_stream();
@@ -209,11 +210,13 @@ fn upstream_uri(upstream: &Upstream, path: &str, query: Option<&str>, without: O
     uri.path_and_query(target).build().ok()
 }
 
-/// Whether an upstream may read another path than the proxy.
+/// Whether an upstream may read another path than the proxy. Some decode a path twice, and some servers ignore
+/// what follows a `;` in a step.
 fn has_empty_steps(path: &str) -> bool {
-    let path = percent_decoded(path);
-    let is_dots = |step: &str| matches!(step, "." | "..");
-    path.contains("//") || path.split(['/', '\\']).any(is_dots)
+    let once = percent_decoded(path);
+    let twice = percent_decoded(&once);
+    let is_dots = |step: &str| matches!(step.split(';').next(), Some("." | ".."));
+    [&once, &twice].iter().any(|path| path.contains("//") || path.split(['/', '\\']).any(is_dots))
 }
 
 /// A call that may be sent.
