@@ -35,7 +35,7 @@ pub struct Upstream {
     pub(crate) base: String,
     /// The key for callers with a token.
     pub(crate) key: Option<Key>,
-    /// Calls begun and repeated.
+    /// Calls begun and repeated, in the window of the proxy's budget.
     pub(crate) retries: Arc<Mutex<Retries>>,
 }
 

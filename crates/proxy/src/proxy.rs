@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use http::header::{CONTENT_TYPE, HeaderValue};
@@ -11,6 +11,7 @@ use hyper::{Method, Request, Response};
 use tidegate::RetryBudget;
 use tidegate::store::{HostWall, WallClock as _};
 use tidegate_core::limit::token::TokenScope;
+use tidegate_core::retry::Retries;
 use tidegate_core::time::nanos;
 use tidegate_server::{PeerCertificate, Slots};
 use tokio::sync::Semaphore;
@@ -43,8 +44,8 @@ pub struct ProxyBounds {
     /// How long an upstream may take until its response begins, and between two pieces of it. Default: ten
     /// minutes.
     pub response_time: Duration,
-    /// Attempts that an upstream may get beyond one for each call, among the calls of the last 10 s. Default: as
-    /// many as there are calls, and at least ten.
+    /// Attempts that an upstream may get beyond one for each call, among the calls of the budget's window. Default:
+    /// as many as there are calls in 10 s, and at least ten.
     pub retries: RetryBudget,
     /// How far a JSON body is read if its model is not among the first `replay_max` bytes. Default: 32 MiB.
     pub search_max: usize,
@@ -118,7 +119,10 @@ impl Proxy {
     }
 
     pub(crate) fn of(builder: ProxyBuilder) -> Result<Self, InvalidProxy> {
-        let ProxyBuilder { upstreams, tenants, requires_token, bounds } = builder;
+        let ProxyBuilder { mut upstreams, tenants, requires_token, bounds } = builder;
+        for upstream in &mut upstreams {
+            upstream.retries = Arc::new(Mutex::new(Retries::new(&bounds.retries)));
+        }
         let has_tls = upstreams.iter().any(|upstream| upstream.scheme == http::uri::Scheme::HTTPS);
         Ok(Self(Arc::new(Inner {
             upstreams,
