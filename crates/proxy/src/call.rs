@@ -26,7 +26,7 @@ use crate::profile::Tokens;
 use crate::proxy::Inner;
 use crate::refusal::Refusal;
 use crate::scope::Scope;
-use crate::tenant::CallTokens;
+use crate::tenant::{CallTokens, DrawTimes};
 use crate::ticket::{CallInfo, Ending, Ticket, cost, count};
 use crate::transport::{Beginning, Prefixed};
 use crate::usage::UsageReader;
@@ -82,7 +82,8 @@ pub(crate) async fn forward(proxy: &Inner, upstream: &Upstream, request: Request
             let tokens = CallTokens { input: info.tokens.input, output: info.tokens.output };
             let tokens = info.reads_usage.then_some(tokens);
             let resource = if model.is_empty() { &*upstream.name } else { model.as_str() };
-            let drawn = tenants.draw(entity, resource, tokens, left(deadline)).await;
+            let times = DrawTimes { within: left(deadline), lease_time: proxy.bounds.lease_time };
+            let drawn = tenants.draw(entity, resource, tokens, times).await;
             Some(drawn.inspect_err(|_| count(&proxy.counts.refused_by_limits, 1))?)
         }
         _ => None,

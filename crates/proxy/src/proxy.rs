@@ -57,6 +57,9 @@ pub struct ProxyBounds {
     /// Calls at the same time, including those that wait. One tenant may hold 15 of 16 if it is alone, and leaves
     /// the others their share, up to as many as it has. Default: 4,096.
     pub calls_max: usize,
+    /// How long the limits of a tenant stay drawn after a proxy was killed; while a call lives, it renews them.
+    /// Default: 15 minutes.
+    pub lease_time: Duration,
 }
 
 impl Default for ProxyBounds {
@@ -71,6 +74,7 @@ impl Default for ProxyBounds {
             response_time: Duration::from_mins(10),
             body_time: Duration::from_mins(1),
             calls_max: 4_096,
+            lease_time: Duration::from_mins(15),
         }
     }
 }

@@ -58,6 +58,7 @@ mod upstreams;
 pub use io_timeout::TimeoutStream;
 pub use lease_key::LeaseKey;
 pub use meters::StoreMeters;
+pub use log_throttle::LogThrottle;
 pub use openapi::document;
 pub use options::Bounds;
 pub use peer::PeerCertificate;

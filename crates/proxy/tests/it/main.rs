@@ -5,6 +5,7 @@ mod kit;
 mod bodies;
 mod forward;
 mod hostile;
+mod leases;
 mod mock;
 mod quota;
 mod tenants;
