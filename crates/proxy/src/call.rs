@@ -20,8 +20,8 @@ use crate::headers::{
     Key, WITHIN, find_key, percent_decoded, remove_hop_by_hop, remove_tokens, replace_key, upstream_path,
 };
 use crate::listener::ResponseBody;
-use crate::multipart::boundary;
-use crate::payload::{Payload, ReadBody, Reading};
+use crate::multipart::{BOUNDARY_MAX, boundary};
+use crate::payload::{Payload, ReadBody, Reading, is_upload};
 use crate::profile::Tokens;
 use crate::proxy::Inner;
 use crate::refusal::Refusal;
@@ -168,7 +168,11 @@ async fn prepare(
     let is_post = head.method == Method::POST;
     let is_tenant = caller.entity.is_some() && is_post;
     let form = boundary(&head.headers).filter(|_| profile.counts_by_body());
-    let searches = is_post && in_path.is_none() && form.is_none() && profile.counts_by_body();
+    if is_tenant && form.is_some_and(|boundary| boundary.len() > BOUNDARY_MAX) {
+        return Err(Refusal::invalid(format!("a form's boundary has at most {BOUNDARY_MAX} characters")));
+    }
+    let form = form.filter(|boundary| boundary.len() <= BOUNDARY_MAX);
+    let searches = is_post && in_path.is_none() && profile.counts_by_body() && !is_upload(path);
     let is_empty = body.is_end_stream();
     let read = ReadBody::read(proxy, body, Reading { profile, form, searches }).await?;
     if is_tenant && in_path.is_none() && profile.counts_by_body() && !is_empty {
