@@ -79,6 +79,29 @@ async fn callers_of_four_tenants_use_a_hidden_quota() {
     }
 }
 
+/// Each call reserves what it is expected to use, and the rest of the upstream's tokens is for others.
+#[tokio::test]
+async fn calls_wait_for_a_hidden_limit_of_tokens() {
+    let _frozen = Frozen::new();
+    let addr = mock("anthropic", |options| {
+        options.limits = vec!["tokens:2000/s".parse().unwrap()];
+        options.is_hidden = true;
+    })
+    .await;
+    let through = start(proxy(&[upstream("anthropic", addr)], None)).await;
+    let caller = Caller::new(through).with("x-tidegate-within", "5m");
+    let body =
+        json!({"model": "c", "max_tokens": 16, "messages": [{"role": "user", "content": "x".repeat(800)}]});
+    let calls = join_all((0..120).map(|_| caller.post("/anthropic/v1/messages", &body)));
+    let (replies, took) = advance_until(10 * STEP, calls).await;
+    let statuses: Vec<u16> = replies.iter().map(|reply| reply.status).collect();
+    assert_eq!(statuses, [200; 120]);
+    let scopes = advance_until(STEP, caller.get("/tidegate/scopes")).await.0.json();
+    assert!(scopes["scopes"][0]["tokens_quota"].is_number(), "{scopes}");
+    // 120 calls of about 226 tokens take 13 s, and the learning some more.
+    assert!(took >= Duration::from_secs(10), "{took:?}");
+}
+
 #[tokio::test]
 async fn slow_readers_hold_up_no_other_call() {
     let through = start(proxy(&[upstream("generic", mock("generic", |_| {}).await)], None)).await;

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tidegate::RetryBudget;
-use tidegate_proxy::{Proxy, ProxyBounds};
+use tidegate_proxy::{Profiles, Proxy, ProxyBounds, Upstream};
 use tokio::time::{Instant, advance};
 
 use crate::kit::client::{Caller, eventually, mock, proxy, read, start, upstream};
-use crate::kit::codec::json;
+use crate::kit::codec::{Value, json};
 use crate::kit::frozen::{Frozen, advance_until};
 use crate::kit::raw::{self, Seen};
 
@@ -242,4 +242,68 @@ async fn body_of_a_rejection_names_what_is_cut() {
         let scope = &scopes["scopes"][0];
         assert!(scope[cut].is_number() && scope[other].is_null(), "{scope}");
     }
+}
+
+/// The upstream may have done the work.
+#[tokio::test]
+async fn nothing_is_repeated_after_a_lost_response() {
+    let body = json!({"model": "m"});
+    // It receives the call, and closes the connection.
+    let (addr, mut seen) = raw::hanging_up_upstream().await;
+    let caller = Caller::new(start(proxy(&[upstream("openai", addr)], None)).await);
+    let reply = caller.post("/openai/v1/responses", &body).await;
+    assert_eq!((reply.status, reply.text.contains("broke the connection")), (502, true), "{}", reply.text);
+    assert!(matches!(seen.recv().await, Some(Seen::Request(_))));
+    let metrics = caller.get("/tidegate/metrics").await.text;
+    assert!(metrics.contains("retries_total 0\n") && metrics.contains("failed_total 1\n"), "{metrics}");
+    assert!(seen.try_recv().is_err(), "one attempt");
+
+    // It receives the call, and never responds.
+    let _frozen = Frozen::new();
+    let (addr, mut seen) = raw::upstream("").await;
+    let mut bounds = ProxyBounds::default();
+    bounds.response_time = Duration::from_mins(5);
+    let builder = Proxy::builder().upstream(upstream("openai", addr)).unwrap().bounds(bounds);
+    let caller = Caller::new(start(builder.build().unwrap()).await);
+    let reply = advancing(Duration::from_secs(5), caller.post("/openai/v1/responses", &body)).await;
+    assert_eq!((reply.status, reply.text.contains("within 300s")), (504, true), "{}", reply.text);
+    assert!(matches!(seen.recv().await, Some(Seen::Request(_))));
+    assert_eq!(seen.recv().await, Some(Seen::Closed), "one attempt, which is cancelled");
+    let metrics = advancing(STEP, caller.get("/tidegate/metrics")).await.text;
+    assert!(metrics.contains("retries_total 0\n") && metrics.contains("failed_total 1\n"), "{metrics}");
+}
+
+#[tokio::test]
+async fn requested_wait_is_bounded() {
+    let (addr, _seen) =
+        raw::upstream("HTTP/1.1 429 Too Many\r\nretry-after: 500\r\ncontent-length: 2\r\n\r\n{}").await;
+    let mut bounds = ProxyBounds::default();
+    bounds.within_max = Duration::from_mins(1);
+    let builder = Proxy::builder().upstream(upstream("openai", addr)).unwrap().bounds(bounds);
+    let through = start(builder.build().unwrap()).await;
+    for within in ["1h", "86400"] {
+        let caller = Caller::new(through).with("x-tidegate-within", within);
+        let refused = caller.post("/openai/v1/responses", &json!({"model": "m"})).await;
+        // With an hour, it would wait for the upstream.
+        assert_eq!((refused.status, refused.header("x-should-retry")), (429, "false"), "{}", refused.text);
+    }
+}
+
+#[tokio::test]
+async fn scopes_are_keys_and_groups_of_models() {
+    let file = "[grouped]\nextends = 'openai'\ngroups = [{ prefix = 'gpt-4', group = 'gpt-4' }]";
+    let profiles = Profiles::read(file).unwrap();
+    let addr = mock("openai", |_| {}).await;
+    let grouped = Upstream::parse(&format!("openai:grouped=http://{addr}"), &profiles).unwrap();
+    let through = start(proxy(&[grouped], None)).await;
+    for (key, model) in [("sk-1", "gpt-4"), ("sk-1", "gpt-4-turbo"), ("sk-2", "gpt-4"), ("sk-1", "o9")] {
+        let caller = Caller::new(through).with("authorization", &format!("Bearer {key}"));
+        assert_eq!(caller.post("/openai/v1/responses", &json!({"model": model})).await.status, 200);
+    }
+    let scopes = Caller::new(through).get("/tidegate/scopes").await.json();
+    let scope = |scope: &Value| (scope["group"].as_str().unwrap().to_owned(), scope["admitted"].as_u64());
+    let mut scopes: Vec<_> = scopes["scopes"].as_array().unwrap().iter().map(scope).collect();
+    scopes.sort();
+    let wanted = [("gpt-4", 1), ("gpt-4", 2), ("o9", 1)];
+    assert_eq!(scopes, wanted.map(|(group, admitted)| (group.to_owned(), Some(admitted))));
 }
