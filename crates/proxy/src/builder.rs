@@ -223,8 +223,7 @@ mod tests {
         let error = Proxy::builder().upstream(twice()).unwrap().upstream(twice()).unwrap_err();
         assert_eq!(error.to_string(), "upstream `a` is given twice");
         assert!(Proxy::builder().build().unwrap_err().to_string().starts_with("there is no upstream"));
-        let mut bounds = ProxyBounds::default();
-        bounds.lease_time = Duration::ZERO;
+        let bounds = ProxyBounds { lease_time: Duration::ZERO, ..ProxyBounds::default() };
         let error = Proxy::builder().upstream(twice()).unwrap().bounds(bounds).build().unwrap_err();
         assert_eq!(error.to_string(), "lease_time is 0ns, and must be from 1s to 24h");
     }

@@ -194,7 +194,7 @@ impl TenantLease {
         } else {
             (recorded[..1].to_vec(), &ALIASES[..REQUEST_ALIASES])
         };
-        self.end(async move {
+        end(async move {
             let mut lease = lease.lock().await;
             let held = aliases.iter().filter(|(name, _)| lease.held(name).is_some());
             let held = held.map(|(name, unit)| (*name, tokens.units(*unit)));
@@ -206,24 +206,24 @@ impl TenantLease {
     /// Returns everything: the call used nothing.
     pub(crate) fn cancel(self) {
         let lease = Arc::clone(&self.lease);
-        self.end(async move { lease.lock().await.cancel().await });
+        end(async move { lease.lock().await.cancel().await });
     }
+}
 
-    /// Completes an ending in the background, unless the store is in this process and responds at once.
-    fn end(self, ending: impl Future<Output = Result<SettleStatus, LimitError>> + Send + 'static) {
-        let mut ending = Box::pin(async move {
-            if let Err(error) = ending.await
-                && let Some(left_out) = FAILURES.allow()
-            {
-                tracing::warn!(%error, left_out, "a call cannot be booked");
-            }
-        });
-        // Outside a runtime the limiter's settler completes it.
-        if ending.as_mut().now_or_never().is_none()
-            && let Ok(runtime) = Handle::try_current()
+/// Completes an ending in the background, unless the store is in this process and responds at once.
+fn end(ending: impl Future<Output = Result<SettleStatus, LimitError>> + Send + 'static) {
+    let mut ending = Box::pin(async move {
+        if let Err(error) = ending.await
+            && let Some(left_out) = FAILURES.allow()
         {
-            runtime.spawn(ending);
+            tracing::warn!(%error, left_out, "a call cannot be booked");
         }
+    });
+    // Outside a runtime the limiter's settler completes it.
+    if ending.as_mut().now_or_never().is_none()
+        && let Ok(runtime) = Handle::try_current()
+    {
+        runtime.spawn(ending);
     }
 }
 
