@@ -27,7 +27,7 @@ use crate::proxy::Inner;
 use crate::refusal::Refusal;
 use crate::scope::Scope;
 use crate::tenant::{CallTokens, DrawTimes};
-use crate::ticket::{CallInfo, Ending, Ticket, cost, count};
+use crate::ticket::{CallInfo, Counts, Ending, Ticket, cost, count};
 use crate::transport::{Beginning, Prefixed};
 use crate::usage::UsageReader;
 
@@ -84,7 +84,10 @@ pub(crate) async fn forward(proxy: &Inner, upstream: &Upstream, request: Request
             let resource = if model.is_empty() { &*upstream.name } else { model.as_str() };
             let times = DrawTimes { within: left(deadline), lease_time: proxy.bounds.lease_time };
             let drawn = tenants.draw(entity, resource, tokens, times).await;
-            Some(drawn.inspect_err(|_| count(&proxy.counts.refused_by_limits, 1))?)
+            Some(drawn.inspect_err(|refusal| {
+                let Counts { refused_by_store, refused_by_limits, .. } = &*proxy.counts;
+                count(if refusal.is_unavailable() { refused_by_store } else { refused_by_limits }, 1);
+            })?)
         }
         _ => None,
     };
@@ -133,7 +136,10 @@ async fn identify(proxy: &Inner, upstream: &Upstream, head: &mut request::Parts)
     let is_mapped = key.is_none() && peer.is_some_and(|peer| peer.token().is_some());
     match &proxy.tenants {
         Some(tenants) if token.is_some() || is_mapped => {
-            let entity = tenants.identify(token, peer, TokenScope::Acquire).await?;
+            let entity = tenants.identify(token, peer, TokenScope::Acquire).await;
+            let entity = entity.inspect_err(|refusal| {
+                count(&proxy.counts.refused_by_store, u64::from(refusal.is_unavailable()));
+            })?;
             let Some(kept) = &upstream.key else {
                 let name = &upstream.name;
                 return Err(Refusal::forbidden(format!("the proxy keeps no key for the upstream `{name}`")));

@@ -13,8 +13,7 @@ use tidegate::Limiter;
 use tidegate::store::Store;
 use tidegate_lab::Scenario;
 use tidegate_proxy::{HttpService, ListenBounds, Mock, MockOptions, Profiles, Tenants, serve};
-use tidegate_server::{StoreTokenCache, Tls};
-use tokio::net::TcpListener;
+use tidegate_server::{Listener, StoreTokenCache, Tls};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{interval, timeout};
@@ -259,15 +258,11 @@ fn scenario(name: &str, file: Option<&PathBuf>) -> Result<Scenario, Failure> {
     })
 }
 
-/// Binds an address, and explains why if that fails.
-pub(crate) async fn bind(listen: SocketAddr) -> Result<(TcpListener, SocketAddr), Failure> {
-    let failed = |error: io::Error| {
-        Failure::failed(format!("cannot listen on {listen}: {error}"))
-            .next("choose another port with --listen 127.0.0.1:PORT")
-    };
-    let listener = TcpListener::bind(listen).await.map_err(failed)?;
-    let addr = listener.local_addr().map_err(failed)?;
-    Ok((listener, addr))
+/// Binds an address, and explains why if that fails. It may be exposed: see [`check_exposure`].
+pub(crate) fn bind(listen: SocketAddr) -> Result<Listener, Failure> {
+    Listener::bind(listen, true).map_err(|error| {
+        Failure::failed(error.to_string()).next("choose another port with --listen 127.0.0.1:PORT")
+    })
 }
 
 /// Serves until a signal. The first one calls `stop` and finishes requests in flight, the second one stops at
@@ -280,7 +275,8 @@ async fn until_signal(
     format: Format,
 ) -> Result<Output, Failure> {
     let mut signals = Signals::install()?;
-    let (listener, addr) = bind(listen).await?;
+    let listener = bind(listen)?;
+    let addr = listener.local_addr();
     let url = format!("{}://{addr}", if tls.is_some() { "https" } else { "http" });
     let text = match format {
         Format::Json => codec::listening(&url).to_string() + "\n",

@@ -6,6 +6,7 @@ mod bodies;
 mod forward;
 mod hostile;
 mod leases;
+mod listener;
 mod mock;
 mod quota;
 mod tenants;
