@@ -50,8 +50,9 @@ Callers change their base URL to the proxy's, and keep their key:
 The name picks the profile of the same name, or else `generic`; NAME:PROFILE=URL
 says it: groq:openai=https://api.groq.com/openai
 
-A caller may send a token of tidegate in place of a key. The token's id is the
-entity whose limits are drawn, and the upstream gets the key that is kept here:
+A caller may send a token of tidegate in place of a key. The limits of the
+entity that the token is bound to are drawn (if it is bound to none, of the
+entity with the token's id), and the upstream gets the key that is kept here:
   tidegate proxy openai=https://api.openai.com --key openai=env:OPENAI_API_KEY \\
     --store sqlite:limits.db
 
