@@ -22,7 +22,7 @@ pub(crate) fn boundary(headers: &HeaderMap) -> Option<&str> {
     (is_form && !boundary.is_empty()).then_some(boundary)
 }
 
-/// What was found in a form.
+/// The model of a form, and whether it can be trusted.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct FormFacts {
     /// The first value of its field `model`.
