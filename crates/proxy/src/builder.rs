@@ -2,9 +2,11 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use http::uri::{Authority, Scheme, Uri};
 use thiserror::Error;
+use tidegate_core::limit::lease::RENEWAL_MAX;
 use tidegate_core::retry::{Retries, RetryBudget};
 
 use crate::headers::Key;
@@ -14,6 +16,8 @@ use crate::tenant::Tenants;
 
 /// The first part of the proxy's own paths, which no upstream may have as a name.
 pub(crate) const OWN_NAME: &str = "tidegate";
+/// The least time for which the limits of a tenant are drawn.
+const LEASE_TIME_MIN: Duration = Duration::from_secs(1);
 /// The most upstreams.
 const UPSTREAMS_MAX: usize = 256;
 /// The longest name of an upstream.
@@ -35,7 +39,7 @@ pub struct Upstream {
     pub(crate) base: String,
     /// The key for callers with a token.
     pub(crate) key: Option<Key>,
-    /// Calls begun and repeated.
+    /// Calls begun and repeated, in the window of the proxy's budget.
     pub(crate) retries: Arc<Mutex<Retries>>,
 }
 
@@ -156,14 +160,18 @@ impl ProxyBuilder {
     /// Checks the configuration.
     ///
     /// # Errors
-    /// [`InvalidProxy`] if there is no upstream, if tokens are required but there are no tenants, or if the
-    /// system's root certificates cannot be loaded.
+    /// [`InvalidProxy`] if there is no upstream, if tokens are required but there are no tenants, if a bound is out
+    /// of its range, or if the system's root certificates cannot be loaded.
     pub fn build(self) -> Result<Proxy, InvalidProxy> {
         if self.upstreams.is_empty() {
             return Err(InvalidProxy("there is no upstream: name at least one, as NAME=URL".to_owned()));
         }
         if self.requires_token && self.tenants.is_none() {
             return Err(InvalidProxy("tokens are required, but there is no store that has them".to_owned()));
+        }
+        let lease_time = self.bounds.lease_time;
+        if !(LEASE_TIME_MIN..=RENEWAL_MAX).contains(&lease_time) {
+            return Err(InvalidProxy(format!("lease_time is {lease_time:?}, and must be from 1s to 24h")));
         }
         Proxy::of(self)
     }
@@ -215,5 +223,8 @@ mod tests {
         let error = Proxy::builder().upstream(twice()).unwrap().upstream(twice()).unwrap_err();
         assert_eq!(error.to_string(), "upstream `a` is given twice");
         assert!(Proxy::builder().build().unwrap_err().to_string().starts_with("there is no upstream"));
+        let bounds = ProxyBounds { lease_time: Duration::ZERO, ..ProxyBounds::default() };
+        let error = Proxy::builder().upstream(twice()).unwrap().bounds(bounds).build().unwrap_err();
+        assert_eq!(error.to_string(), "lease_time is 0ns, and must be from 1s to 24h");
     }
 }

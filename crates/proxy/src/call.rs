@@ -20,14 +20,14 @@ use crate::headers::{
     Key, WITHIN, find_key, percent_decoded, remove_hop_by_hop, remove_tokens, replace_key, upstream_path,
 };
 use crate::listener::ResponseBody;
-use crate::multipart::boundary;
-use crate::payload::{Payload, ReadBody, Reading};
+use crate::multipart::{BOUNDARY_MAX, boundary};
+use crate::payload::{Payload, ReadBody, Reading, is_upload};
 use crate::profile::Tokens;
 use crate::proxy::Inner;
 use crate::refusal::Refusal;
 use crate::scope::Scope;
-use crate::tenant::CallTokens;
-use crate::ticket::{CallInfo, Ending, Ticket, count};
+use crate::tenant::{CallTokens, DrawTimes};
+use crate::ticket::{CallInfo, Counts, Ending, Ticket, count};
 use crate::transport::{Beginning, Prefixed};
 use crate::usage::UsageReader;
 
@@ -82,8 +82,12 @@ pub(crate) async fn forward(proxy: &Inner, upstream: &Upstream, request: Request
             let tokens = CallTokens { input: info.tokens.input, output: info.tokens.output };
             let tokens = info.reads_usage.then_some(tokens);
             let resource = if model.is_empty() { &*upstream.name } else { model.as_str() };
-            let drawn = tenants.draw(entity, resource, tokens, left(deadline)).await;
-            Some(drawn.inspect_err(|_| count(&proxy.counts.refused_by_limits, 1))?)
+            let times = DrawTimes { within: left(deadline), lease_time: proxy.bounds.lease_time };
+            let drawn = tenants.draw(entity, resource, tokens, times).await;
+            Some(drawn.inspect_err(|refusal| {
+                let Counts { refused_by_store, refused_by_limits, .. } = &*proxy.counts;
+                count(if refusal.is_unavailable() { refused_by_store } else { refused_by_limits }, 1);
+            })?)
         }
         _ => None,
     };
@@ -132,7 +136,10 @@ async fn identify(proxy: &Inner, upstream: &Upstream, head: &mut request::Parts)
     let is_mapped = key.is_none() && peer.is_some_and(|peer| peer.token().is_some());
     match &proxy.tenants {
         Some(tenants) if token.is_some() || is_mapped => {
-            let entity = tenants.identify(token, peer, TokenScope::Acquire).await?;
+            let entity = tenants.identify(token, peer, TokenScope::Acquire).await;
+            let entity = entity.inspect_err(|refusal| {
+                count(&proxy.counts.refused_by_store, u64::from(refusal.is_unavailable()));
+            })?;
             let Some(kept) = &upstream.key else {
                 let name = &upstream.name;
                 return Err(Refusal::forbidden(format!("the proxy keeps no key for the upstream `{name}`")));
@@ -160,13 +167,18 @@ async fn prepare(
     let profile = &upstream.profile;
     let path = head.uri.path().get(upstream.name.len() + 1..).unwrap_or_default();
     let in_path = profile.model_in(path);
-    let is_post = head.method == Method::POST;
-    let is_tenant = caller.entity.is_some() && is_post;
-    if is_tenant && has_empty_steps(path) {
+    // With any method, a kept key must not leave the path of its upstream.
+    if caller.entity.is_some() && has_empty_steps(path) {
         return Err(Refusal::invalid("the path must have no empty steps, `.` or `..`"));
     }
+    let is_post = head.method == Method::POST;
+    let is_tenant = caller.entity.is_some() && is_post;
     let form = boundary(&head.headers).filter(|_| profile.counts_by_body());
-    let searches = is_post && in_path.is_none() && form.is_none() && profile.counts_by_body();
+    if is_tenant && form.is_some_and(|boundary| boundary.len() > BOUNDARY_MAX) {
+        return Err(Refusal::invalid(format!("a form's boundary has at most {BOUNDARY_MAX} characters")));
+    }
+    let form = form.filter(|boundary| boundary.len() <= BOUNDARY_MAX);
+    let searches = is_post && in_path.is_none() && profile.counts_by_body() && !is_upload(path);
     let is_empty = body.is_end_stream();
     let read = ReadBody::read(proxy, body, Reading { profile, form, searches }).await?;
     if is_tenant && in_path.is_none() && profile.counts_by_body() && !is_empty {
@@ -209,11 +221,13 @@ fn upstream_uri(upstream: &Upstream, path: &str, query: Option<&str>, without: O
     uri.path_and_query(target).build().ok()
 }
 
-/// Whether an upstream may read another path than the proxy.
+/// Whether an upstream may read another path than the proxy. Some decode a path twice, and some servers ignore
+/// what follows a `;` in a step.
 fn has_empty_steps(path: &str) -> bool {
-    let path = percent_decoded(path);
-    let is_dots = |step: &str| matches!(step, "." | "..");
-    path.contains("//") || path.split(['/', '\\']).any(is_dots)
+    let once = percent_decoded(path);
+    let twice = percent_decoded(&once);
+    let is_dots = |step: &str| matches!(step.split(';').next(), Some("." | ".."));
+    [&once, &twice].iter().any(|path| path.contains("//") || path.split(['/', '\\']).any(is_dots))
 }
 
 /// A call that may be sent.

@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 use std::error::Error;
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,15 +14,13 @@ use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
-use tidegate_server::{PeerCertificate, TimeoutStream, Tls};
+use tidegate_server::{
+    Activity, ConnectionCounts, ConnectionMeters, Connections, GuardedBody, Listener, PeerCertificate,
+    TimeoutStream, Tls,
+};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
-
-/// Pause after a failed `accept`, usually for lack of file descriptors.
-const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
+use tokio::time::timeout;
 
 /// Timeout for the TLS handshake of a connection.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
@@ -40,13 +37,19 @@ pub trait HttpService: Clone + Send + Sync + 'static {
         &self,
         request: Request<Incoming>,
     ) -> impl Future<Output = Response<UnsyncBoxBody<Bytes, Box<dyn Error + Send + Sync>>>> + Send;
+
+    /// What counts the connections of its listener. Default: nothing that can be read.
+    fn connection_meters(&self) -> ConnectionMeters {
+        ConnectionCounts::default().meters("http")
+    }
 }
 
 /// The bounds of a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ListenBounds {
-    /// Open connections; further ones wait to be accepted.
+    /// Open connections. One address may have as many as are free, and more as long as the others can double
+    /// theirs; at a bound, the connection that is idle longest is closed.
     pub connections_max: usize,
     /// Bytes of a request's line and headers.
     pub head_max: usize,
@@ -81,50 +84,55 @@ impl Default for ListenBounds {
 /// # Cancel safety
 /// Dropping the future aborts all connections.
 pub async fn serve<S: HttpService>(
-    listener: TcpListener,
+    listener: Listener,
     service: S,
     tls: Option<Tls>,
     bounds: ListenBounds,
     stopped: impl Future<Output = ()>,
 ) -> bool {
     let graceful = GracefulShutdown::new();
-    let slots = Arc::new(Semaphore::new(bounds.connections_max.clamp(1, Semaphore::MAX_PERMITS)));
-    let mut connections = JoinSet::new();
+    let connections = Connections::new(bounds.connections_max.max(1), service.connection_meters());
+    let mut open = JoinSet::new();
     let mut stopped = std::pin::pin!(stopped.fuse());
     loop {
+        while open.try_join_next().is_some() {}
         let accepted = tokio::select! {
-            accepted = accept(&listener, &slots) => accepted,
+            accepted = listener.accept(&connections) => accepted,
             () = &mut stopped => break,
         };
-        let Some((stream, slot)) = accepted else {
-            sleep(ACCEPT_RETRY_DELAY).await;
-            continue;
-        };
+        let Some((stream, connection)) = accepted else { continue };
         let _ = stream.set_nodelay(true);
         let (service, tls, watcher) = (service.clone(), tls.clone(), graceful.watcher());
-        while connections.try_join_next().is_some() {}
-        connections.spawn(async move {
+        let (id, activity) = (connection.id(), Arc::clone(connection.activity()));
+        let task = open.spawn(async move {
             match tls {
-                None => serve_connection(stream, None, service, bounds, watcher).await,
+                None => serve_connection(stream, (None, activity), service, bounds, watcher).await,
                 Some(tls) => {
                     if let Some((stream, peer)) = tls.accept(stream, HANDSHAKE_TIME).await {
-                        serve_connection(stream, peer, service, bounds, watcher).await;
+                        serve_connection(stream, (peer, activity), service, bounds, watcher).await;
                     }
                 }
             }
-            drop(slot);
+            drop(connection);
         });
+        connections.started(id, task);
     }
     drop(listener);
-    let is_drained = timeout(bounds.drain_time, graceful.shutdown()).await.is_ok();
+    let drained = async {
+        tokio::select! {
+            () = graceful.shutdown() => {}
+            () = connections.close_idle() => {}
+        }
+    };
+    let is_drained = timeout(bounds.drain_time, drained).await.is_ok();
     // Calls are settled as they are dropped.
-    connections.shutdown().await;
+    open.shutdown().await;
     is_drained
 }
 
 async fn serve_connection<S: HttpService>(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    peer: Option<PeerCertificate>,
+    (peer, activity): (Option<PeerCertificate>, Arc<Activity>),
     service: S,
     bounds: ListenBounds,
     watcher: Watcher,
@@ -137,31 +145,19 @@ async fn serve_connection<S: HttpService>(
         .serve_connection(
             TokioIo::new(TimeoutStream::new(stream, None, Some(bounds.write_time))),
             service_fn(move |mut request| {
-                let service = service.clone();
+                let (service, call) = (service.clone(), activity.begin());
                 if let Some(peer) = &peer {
                     request.extensions_mut().insert(peer.clone());
                 }
-                async move { Ok::<_, Infallible>(service.respond(request).await) }
+                async move {
+                    let response = service.respond(request).await;
+                    Ok::<_, Infallible>(response.map(|body| GuardedBody::new(body, call)))
+                }
             }),
         );
     // Slow, disconnected or non-HTTP clients are routine.
     if let Err(error) = watcher.watch(connection).await {
         tracing::debug!(%error, "a connection ended early");
-    }
-}
-
-async fn accept(
-    listener: &TcpListener,
-    slots: &Arc<Semaphore>,
-) -> Option<(tokio::net::TcpStream, tokio::sync::OwnedSemaphorePermit)> {
-    let slot = Arc::clone(slots).acquire_owned().await.ok()?;
-    let accepted: io::Result<_> = listener.accept().await;
-    match accepted {
-        Ok((stream, _)) => Some((stream, slot)),
-        Err(error) => {
-            tracing::warn!(%error, "failed to accept a connection");
-            None
-        }
     }
 }
 

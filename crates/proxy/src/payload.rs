@@ -11,14 +11,12 @@ use tokio::time::timeout;
 use crate::codec::with_usage_option;
 use crate::estimate::text_bytes;
 use crate::listener::{ResponseBody, full};
-use crate::multipart::models;
+use crate::multipart::{FormFacts, FormScan};
 use crate::profile::{Profile, RequestFacts};
 use crate::proxy::{Inner, ProxyBounds};
 use crate::refusal::Refusal;
 use crate::transport::{Beginning, Prefixed};
 
-/// Where Google takes files, which are not for a model.
-const UPLOADS: &str = "/upload/";
 /// The bytes for which a body may take its time to arrive.
 const MIB: usize = 1 << 20;
 
@@ -40,6 +38,8 @@ enum Body {
 pub(crate) struct ReadBody {
     beginning: Beginning,
     pub(crate) facts: RequestFacts,
+    /// Whether a form may hide its model.
+    is_odd: bool,
     /// The length of the body, if it is known.
     length: Option<u64>,
     memory: Memory,
@@ -64,8 +64,8 @@ pub(crate) struct Reading<'a> {
 }
 
 impl ReadBody {
-    /// Reads the beginning of a body. If that is JSON and does not name the model, the rest is read too: SDKs write
-    /// the messages before the model.
+    /// Reads the beginning of a body. If that is JSON or a form and does not name the model, the rest is read too:
+    /// SDKs write the messages before the model, and curl a file.
     pub(crate) async fn read(proxy: &Inner, body: Incoming, how: Reading<'_>) -> Result<Self, Refusal> {
         let Reading { profile, form, searches } = how;
         let ProxyBounds { replay_max, search_max, body_time, .. } = proxy.bounds;
@@ -75,17 +75,25 @@ impl ReadBody {
         let mut facts = RequestFacts::default();
         if !reads && length.is_none_or(|length| length > replay_max as u64) {
             let beginning = Beginning { bytes: Bytes::new(), rest: Some(body) };
-            return Ok(Self { beginning, facts, length, memory, replay_max });
+            return Ok(Self { beginning, facts, is_odd: false, length, memory, replay_max });
         }
-        let mut scan = profile.request.scan();
+        let (mut scan, mut form) = (profile.request.scan(), form.map(FormScan::new));
         let (mut size, mut max, mut is_json) = (0, replay_max, false);
         let wants_more = |piece: &[u8]| {
             is_json |= size == 0 && piece.trim_ascii_start().starts_with(b"{");
             size += piece.len();
-            if reads {
-                scan.push(piece);
-            }
-            if size > max && searches && is_json && !profile.request.has_model(&scan) {
+            let lacks_model = match &mut form {
+                _ if !reads => false,
+                Some(form) => {
+                    form.push(piece);
+                    !form.has_model()
+                }
+                None => {
+                    scan.push(piece);
+                    is_json && !profile.request.has_model(&scan)
+                }
+            };
+            if size > max && searches && lacks_model {
                 max = max.max(search_max);
             }
             size <= max && memory.take(piece.len())
@@ -94,13 +102,17 @@ impl ReadBody {
         let spans = u32::try_from(read_max / MIB as u64).unwrap_or(u32::MAX).max(1);
         let read = timeout(body_time.saturating_mul(spans), Beginning::read(body, wants_more)).await;
         let Ok(Ok(beginning)) = read else { return Err(Refusal::invalid("the body did not arrive")) };
-        if reads {
-            facts = match form {
-                Some(boundary) => form_facts(&beginning.bytes, boundary)?,
-                None => RequestFacts { is_json, ..profile.request.facts(scan) },
-            };
+        let mut is_odd = false;
+        if let Some(form) = form {
+            let FormFacts { model, has_other, is_odd: is_form_odd } = form.finish();
+            if has_other {
+                return Err(Refusal::invalid("the form must name one model"));
+            }
+            (facts.model, is_odd) = (model, is_form_odd);
+        } else if reads {
+            facts = RequestFacts { is_json, ..profile.request.facts(scan) };
         }
-        Ok(Self { beginning, facts, length, memory, replay_max })
+        Ok(Self { beginning, facts, is_odd, length, memory, replay_max })
     }
 
     /// Fails if the proxy may see no model, or another one than the upstream: a tenant could evade its limits.
@@ -115,15 +127,16 @@ impl ReadBody {
         let is_encoded = encodings.any(|value| !value.as_bytes().eq_ignore_ascii_case(b"identity"));
         // JSON in UTF-16 or UTF-32, which some upstreams accept.
         let is_wide = bytes.iter().take(4).any(|byte| *byte == 0);
-        let is_cut = rest.is_some() && self.facts.model.is_none() && !path.starts_with(UPLOADS);
+        let is_cut = rest.is_some() && self.facts.model.is_none() && !is_upload(path);
         let what = match form {
             _ if is_encoded => "the body must have no content-encoding: the proxy reads its model",
             Some(boundary) if !begins_with(bytes, boundary) => "the form must begin with its boundary",
+            Some(_) if self.is_odd => "the form has too many or too long parts to find its model",
             None if is_wide => "the body must be UTF-8: the proxy reads its model",
-            None if is_cut && self.memory.is_full => {
+            _ if is_cut && self.memory.is_full => {
                 return Err(Refusal::busy("other calls take all of the memory for large bodies"));
             }
-            None if is_cut => "a body of this size must begin with its model",
+            _ if is_cut => "a body of this size must begin with its model",
             _ => return Ok(()),
         };
         Err(Refusal::invalid(what))
@@ -190,17 +203,12 @@ impl Memory {
     }
 }
 
+/// Whether a path takes files that are for no model: Google's, and those of OpenAI's files and uploads.
+pub(crate) fn is_upload(path: &str) -> bool {
+    path.starts_with("/upload/") || path.ends_with("/files") || path.contains("/uploads/")
+}
+
 /// Whether a body is a form with this boundary, and not JSON that is called one.
 fn begins_with(body: &[u8], boundary: &str) -> bool {
     body.strip_prefix(b"--").is_some_and(|body| body.starts_with(boundary.as_bytes()))
-}
-
-/// What is read of a form.
-fn form_facts(body: &[u8], boundary: &str) -> Result<RequestFacts, Refusal> {
-    let mut models = models(body, boundary);
-    let model = models.next().map(str::to_owned);
-    if models.any(|other| Some(other) != model.as_deref()) {
-        return Err(Refusal::invalid("the form must name one model"));
-    }
-    Ok(RequestFacts { model, ..RequestFacts::default() })
 }

@@ -1,8 +1,8 @@
 //! The proxy: finds the upstream of a request, and answers what is about the proxy itself.
 
 use std::fmt;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use http::header::{CONTENT_TYPE, HeaderValue};
@@ -11,8 +11,9 @@ use hyper::{Method, Request, Response};
 use tidegate::RetryBudget;
 use tidegate::store::{HostWall, WallClock as _};
 use tidegate_core::limit::token::TokenScope;
+use tidegate_core::retry::Retries;
 use tidegate_core::time::nanos;
-use tidegate_server::{PeerCertificate, Slots};
+use tidegate_server::{ConnectionCounts, ConnectionMeters, PeerCertificate, Slots};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
@@ -43,8 +44,8 @@ pub struct ProxyBounds {
     /// How long an upstream may take until its response begins, and between two pieces of it. Default: ten
     /// minutes.
     pub response_time: Duration,
-    /// Attempts that an upstream may get beyond one for each call, among the calls of the last 10 s. Default: as
-    /// many as there are calls, and at least ten.
+    /// Attempts that an upstream may get beyond one for each call, among the calls of the budget's window. Default:
+    /// as many as there are calls in 10 s, and at least ten.
     pub retries: RetryBudget,
     /// How far a JSON body is read if its model is not among the first `replay_max` bytes. Default: 32 MiB.
     pub search_max: usize,
@@ -56,6 +57,9 @@ pub struct ProxyBounds {
     /// Calls at the same time, including those that wait. One tenant may hold 15 of 16 if it is alone, and leaves
     /// the others their share, up to as many as it has. Default: 4,096.
     pub calls_max: usize,
+    /// How long the limits of a tenant stay drawn after a proxy was killed; while a call lives, it renews them.
+    /// Default: 15 minutes.
+    pub lease_time: Duration,
 }
 
 impl Default for ProxyBounds {
@@ -70,6 +74,7 @@ impl Default for ProxyBounds {
             response_time: Duration::from_mins(10),
             body_time: Duration::from_mins(1),
             calls_max: 4_096,
+            lease_time: Duration::from_mins(15),
         }
     }
 }
@@ -88,6 +93,7 @@ pub(crate) struct Inner {
     pub(crate) counts: Arc<Counts>,
     pub(crate) transport: Transport,
     pub(crate) calls: Arc<Slots>,
+    connections: ConnectionCounts,
     started: Instant,
     /// One permit per byte of the bodies that are kept.
     pub(crate) kept: Arc<Semaphore>,
@@ -118,7 +124,10 @@ impl Proxy {
     }
 
     pub(crate) fn of(builder: ProxyBuilder) -> Result<Self, InvalidProxy> {
-        let ProxyBuilder { upstreams, tenants, requires_token, bounds } = builder;
+        let ProxyBuilder { mut upstreams, tenants, requires_token, bounds } = builder;
+        for upstream in &mut upstreams {
+            upstream.retries = Arc::new(Mutex::new(Retries::new(&bounds.retries)));
+        }
         let has_tls = upstreams.iter().any(|upstream| upstream.scheme == http::uri::Scheme::HTTPS);
         Ok(Self(Arc::new(Inner {
             upstreams,
@@ -130,6 +139,7 @@ impl Proxy {
             counts: Arc::default(),
             transport: Transport::new(has_tls).map_err(InvalidProxy)?,
             calls: Slots::new(bounds.calls_max.max(1)),
+            connections: ConnectionCounts::default(),
             started: Instant::now(),
             kept: Arc::new(Semaphore::new(bounds.kept_max.min(Semaphore::MAX_PERMITS))),
         })))
@@ -147,6 +157,10 @@ impl Proxy {
 }
 
 impl HttpService for Proxy {
+    fn connection_meters(&self) -> ConnectionMeters {
+        self.0.connections.meters("proxy")
+    }
+
     async fn respond(&self, request: Request<Incoming>) -> Response<ResponseBody> {
         let path = request.uri().path();
         let name = path.strip_prefix('/').and_then(|path| path.split('/').next()).unwrap_or_default();
@@ -196,22 +210,29 @@ impl Proxy {
     /// The counts in Prometheus' text format.
     fn metrics(&self) -> String {
         let counts = &*self.0.counts;
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let connections = &self.0.connections;
         let counters = [
-            ("calls", &counts.calls),
-            ("refused_by_limits", &counts.refused_by_limits),
-            ("refused_by_upstream", &counts.refused_by_upstream),
-            ("retries", &counts.retries),
-            ("rejected", &counts.rejected),
-            ("estimated", &counts.estimated),
-            ("failed", &counts.failed),
-            ("input_tokens", &counts.input_tokens),
-            ("output_tokens", &counts.output_tokens),
+            ("calls", read(&counts.calls)),
+            ("refused_by_limits", read(&counts.refused_by_limits)),
+            ("refused_by_store", read(&counts.refused_by_store)),
+            ("refused_by_upstream", read(&counts.refused_by_upstream)),
+            ("retries", read(&counts.retries)),
+            ("rejected", read(&counts.rejected)),
+            ("estimated", read(&counts.estimated)),
+            ("failed", read(&counts.failed)),
+            ("input_tokens", read(&counts.input_tokens)),
+            ("output_tokens", read(&counts.output_tokens)),
+            ("connections_evicted", connections.evicted()),
+            ("connections_refused", connections.refused()),
         ];
-        let line = |(name, counter): (&str, &std::sync::atomic::AtomicU64)| {
-            let value = counter.load(Ordering::Relaxed);
+        let open = connections.open();
+        let gauge =
+            format!("# TYPE tidegate_proxy_connections_open gauge\ntidegate_proxy_connections_open {open}\n");
+        let line = |(name, value): (&str, u64)| {
             format!("# TYPE tidegate_proxy_{name}_total counter\ntidegate_proxy_{name}_total {value}\n")
         };
-        counters.map(line).concat()
+        counters.map(line).concat() + &gauge
     }
 }
 

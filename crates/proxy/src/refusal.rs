@@ -5,6 +5,7 @@ use std::time::Duration;
 use http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::{Response, StatusCode};
 use tidegate::{LimitError, Refused};
+use tidegate_server::LogThrottle;
 
 use crate::codec::{ErrorText, error_body};
 use crate::listener::{ResponseBody, full};
@@ -12,6 +13,9 @@ use crate::profile::Format;
 
 /// SDKs ignore a longer `retry-after`, and would retry too early.
 const SDK_WAIT_MAX: Duration = Duration::from_mins(1);
+
+/// The store may be unavailable for every call.
+static FAILURES: LogThrottle = LogThrottle::new();
 
 /// Why a call was not forwarded.
 #[derive(Debug, PartialEq, Eq)]
@@ -68,6 +72,11 @@ impl Refusal {
     /// Too many calls of this caller: it may try again soon.
     pub(crate) fn busy(message: impl Into<String>) -> Self {
         Self::limited(message, Some(Duration::from_secs(1)))
+    }
+
+    /// Whether it says that something of the proxy's own is unavailable.
+    pub(crate) fn is_unavailable(&self) -> bool {
+        self.status == StatusCode::SERVICE_UNAVAILABLE
     }
 
     fn unavailable(message: impl Into<String>, retry_after: Duration) -> Self {
@@ -139,7 +148,9 @@ impl From<LimitError> for Refusal {
             LimitError::Name(_) | LimitError::Cost(_) => Self::invalid(error.to_string()),
             // Messages of the store may contain addresses and paths: they go to the log.
             _ => {
-                tracing::warn!(%error, "the limits of a tenant cannot be drawn");
+                if let Some(left_out) = FAILURES.allow() {
+                    tracing::warn!(%error, left_out, "the limits of a tenant cannot be drawn");
+                }
                 let wait = retry_after.unwrap_or(Duration::from_secs(1));
                 Self::unavailable("the store of the limits is unavailable", wait)
             }

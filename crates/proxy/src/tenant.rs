@@ -6,17 +6,23 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use tidegate::store::{HostWall, WallClock};
-use tidegate::{EntityId, Lease, LimitError, LimitLine, Limited, Limiter, ResourceName};
+use tidegate::{EntityId, Lease, LimitError, LimitLine, Limited, Limiter, ResourceName, SettleStatus};
 use tidegate_core::limit::name::Namespace;
 use tidegate_core::limit::token::{Token, TokenScope, TokenState};
-use tidegate_server::{PeerCertificate, Secret, TokenCache};
+use tidegate_server::{LogThrottle, PeerCertificate, Secret, TokenCache};
+use tokio::runtime::Handle;
+use tokio::sync::Mutex;
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
 
 use crate::headers::Key;
 use crate::refusal::Refusal;
 
-/// How long a call may hold its limits. If it takes longer, or the proxy is killed, it is booked at what it
-/// holds.
-const LEASE_DEADLINE: Duration = Duration::from_mins(15);
+/// Renewals of a lease within its time: two may fail.
+const RENEWALS: u32 = 3;
+
+/// The store may be unavailable for every call.
+static FAILURES: LogThrottle = LogThrottle::new();
 
 /// Names of limits that are drawn if the tenant has them, and the unit of each. Those of requests come first.
 const ALIASES: [(&str, Unit); 8] = [
@@ -57,12 +63,22 @@ pub(crate) struct CallTokens {
     pub(crate) output: u64,
 }
 
-/// The limits that a call holds.
+/// The limits that a call holds. They are renewed until it ends.
 #[derive(Debug)]
 pub(crate) struct TenantLease {
-    lease: Lease,
+    lease: Arc<Mutex<Lease>>,
+    renewals: JoinHandle<()>,
     /// Whether it holds limits of tokens, and not of requests only.
     has_tokens: bool,
+}
+
+/// How a call may draw its limits.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DrawTimes {
+    /// How long it may wait for them.
+    pub(crate) within: Duration,
+    /// How long they stay drawn without a renewal.
+    pub(crate) lease_time: Duration,
 }
 
 impl CallTokens {
@@ -142,8 +158,8 @@ impl Tenants {
         entity_of(token)
     }
 
-    /// Draws the limits of a tenant, waiting up to `within`. Without `tokens` the call can use none, and only
-    /// requests are drawn and recorded.
+    /// Draws the limits of a tenant. Without `tokens` the call can use none, and only requests are drawn and
+    /// recorded. Until it is settled, it counts as an estimate: it is booked as that if the proxy is killed.
     ///
     /// The output is an estimate, which makes no call impossible: if it exceeds the capacity of a limit, the call
     /// draws what the limit can grant.
@@ -152,16 +168,16 @@ impl Tenants {
         entity: &EntityId,
         model: &str,
         tokens: Option<CallTokens>,
-        within: Duration,
+        times: DrawTimes,
     ) -> Result<TenantLease, Refusal> {
-        let drawn = self.try_draw(entity, model, tokens, within).await;
+        let drawn = self.try_draw(entity, model, tokens, times).await;
         let fitting = match (&drawn, tokens) {
             (Err(LimitError::TooLarge(limited)), Some(tokens)) => tokens.fitting(limited),
             _ => None,
         };
         match fitting {
             // No time has passed: a request above the capacity does not wait.
-            Some(tokens) => Ok(self.try_draw(entity, model, Some(tokens), within).await?),
+            Some(tokens) => Ok(self.try_draw(entity, model, Some(tokens), times).await?),
             None => Ok(drawn?),
         }
     }
@@ -171,19 +187,21 @@ impl Tenants {
         entity: &EntityId,
         model: &str,
         tokens: Option<CallTokens>,
-        within: Duration,
+        times: DrawTimes,
     ) -> Result<TenantLease, LimitError> {
         let resource = ResourceName::new(model)?;
         let has_tokens = tokens.is_some();
         let tokens = tokens.unwrap_or_default();
-        let cost = tokens.recorded(false);
+        let cost = tokens.recorded(true);
         let aliases = ALIASES.map(|(name, unit)| (name, tokens.units(unit)));
         let (cost, aliases) =
             if has_tokens { (&cost[..], &aliases[..]) } else { (&cost[..1], &aliases[..REQUEST_ALIASES]) };
         let request =
             self.limiter.request((entity.as_str(), resource.as_str()), cost).if_limited(aliases).recorded();
-        let lease = request.deadline(LEASE_DEADLINE).acquire_within(within).await?;
-        Ok(TenantLease { lease, has_tokens })
+        let DrawTimes { within, lease_time } = times;
+        let lease = Arc::new(Mutex::new(request.deadline(lease_time).acquire_within(within).await?));
+        let renewals = tokio::spawn(renew(Arc::clone(&lease), lease_time));
+        Ok(TenantLease { lease, renewals, has_tokens })
     }
 }
 
@@ -195,29 +213,63 @@ fn entity_of(token: &Token) -> Result<EntityId, Refusal> {
     }
 }
 
+/// Renews a lease until the task is aborted.
+async fn renew(lease: Arc<Mutex<Lease>>, lease_time: Duration) {
+    loop {
+        sleep(lease_time / RENEWALS).await;
+        if let Err(error) = lease.lock().await.renew(lease_time).await
+            && let Some(left_out) = FAILURES.allow()
+        {
+            tracing::warn!(%error, left_out, "the limits of a call cannot be renewed");
+        }
+    }
+}
+
 impl TenantLease {
     /// Books what the call used. `is_estimated` if the upstream did not report all of it.
-    pub(crate) fn settle(mut self, tokens: CallTokens, is_estimated: bool) {
-        let recorded = tokens.recorded(is_estimated);
+    pub(crate) fn settle(self, tokens: CallTokens, is_estimated: bool) {
+        let (lease, recorded) = (Arc::clone(&self.lease), tokens.recorded(is_estimated));
         let (recorded, aliases) = if self.has_tokens {
-            (&recorded[..], &ALIASES[..])
+            (recorded.to_vec(), &ALIASES[..])
         } else {
-            (&recorded[..1], &ALIASES[..REQUEST_ALIASES])
+            (recorded[..1].to_vec(), &ALIASES[..REQUEST_ALIASES])
         };
-        let held = aliases.iter().filter(|(name, _)| self.lease.held(name).is_some());
-        let held = held.map(|(name, unit)| (*name, tokens.units(*unit)));
-        let units: Vec<(&str, u64)> = recorded.iter().copied().chain(held).collect();
-        // A store in this process responds at once; for others the settler completes it in the background.
-        if let Some(Err(error)) = self.lease.settle(&units).now_or_never() {
-            tracing::warn!(%error, "the usage of a call cannot be booked");
-        }
+        end(async move {
+            let mut lease = lease.lock().await;
+            let held = aliases.iter().filter(|(name, _)| lease.held(name).is_some());
+            let held = held.map(|(name, unit)| (*name, tokens.units(*unit)));
+            let units: Vec<(&str, u64)> = recorded.into_iter().chain(held).collect();
+            lease.settle(&units).await
+        });
     }
 
     /// Returns everything: the call used nothing.
-    pub(crate) fn cancel(mut self) {
-        if let Some(Err(error)) = self.lease.cancel().now_or_never() {
-            tracing::warn!(%error, "the units of a call cannot be returned");
+    pub(crate) fn cancel(self) {
+        let lease = Arc::clone(&self.lease);
+        end(async move { lease.lock().await.cancel().await });
+    }
+}
+
+/// Completes an ending in the background, unless the store is in this process and responds at once.
+fn end(ending: impl Future<Output = Result<SettleStatus, LimitError>> + Send + 'static) {
+    let mut ending = Box::pin(async move {
+        if let Err(error) = ending.await
+            && let Some(left_out) = FAILURES.allow()
+        {
+            tracing::warn!(%error, left_out, "a call cannot be booked");
         }
+    });
+    // Outside a runtime the limiter's settler completes it.
+    if ending.as_mut().now_or_never().is_none()
+        && let Ok(runtime) = Handle::try_current()
+    {
+        runtime.spawn(ending);
+    }
+}
+
+impl Drop for TenantLease {
+    fn drop(&mut self) {
+        self.renewals.abort();
     }
 }
 

@@ -62,6 +62,8 @@ pub(crate) struct Counts {
     pub(crate) calls: AtomicU64,
     /// Refused by the limits of a tenant.
     pub(crate) refused_by_limits: AtomicU64,
+    /// Refused because the store of the limits and tokens was unavailable.
+    pub(crate) refused_by_store: AtomicU64,
     /// Refused because the upstream would not accept them in time.
     pub(crate) refused_by_upstream: AtomicU64,
     /// Attempts that the upstream rejected and that were repeated.

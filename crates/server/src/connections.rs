@@ -31,7 +31,7 @@ const STOP_IDLE: Duration = Duration::from_millis(500);
 pub(crate) const EVICT_IDLE: Duration = Duration::from_millis(100);
 
 /// The connections of one listener.
-pub(crate) struct Connections {
+pub struct Connections {
     max: usize,
     table: Mutex<Table>,
     /// A connection was closed, or has become idle.
@@ -56,7 +56,7 @@ struct Entry {
 
 /// The calls of one connection.
 #[derive(Debug)]
-pub(crate) struct Activity {
+pub struct Activity {
     address: IpAddr,
     opened_at: Instant,
     in_flight: AtomicUsize,
@@ -69,10 +69,12 @@ pub(crate) struct Activity {
 
 /// A call in flight.
 #[derive(Debug)]
-pub(crate) struct Call(Arc<Activity>);
+#[must_use = "the call ends when it is dropped"]
+pub struct Call(Arc<Activity>);
 
 /// An open connection, which is removed on drop.
-pub(crate) struct Connection {
+#[derive(Debug)]
+pub struct Connection {
     connections: Arc<Connections>,
     id: u64,
     activity: Arc<Activity>,
@@ -100,13 +102,13 @@ impl Activity {
     }
 
     /// Counts a call until the guard is dropped.
-    pub(crate) fn begin(self: &Arc<Self>) -> Call {
+    pub fn begin(self: &Arc<Self>) -> Call {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
         Call(Arc::clone(self))
     }
 
     /// The address of the peer, as shares are counted.
-    pub(crate) const fn address(&self) -> IpAddr {
+    pub const fn address(&self) -> IpAddr {
         self.address
     }
 
@@ -144,11 +146,13 @@ impl Drop for Call {
 }
 
 impl Connection {
-    pub(crate) const fn activity(&self) -> &Arc<Activity> {
+    /// Its calls.
+    pub const fn activity(&self) -> &Arc<Activity> {
         &self.activity
     }
 
-    pub(crate) const fn id(&self) -> u64 {
+    /// Its number among those of the listener.
+    pub const fn id(&self) -> u64 {
         self.id
     }
 }
@@ -161,7 +165,8 @@ impl Drop for Connection {
 }
 
 impl Connections {
-    pub(crate) fn new(max: usize, meters: ConnectionMeters) -> Arc<Self> {
+    /// None is open yet, and at most `max` will be.
+    pub fn new(max: usize, meters: ConnectionMeters) -> Arc<Self> {
         Arc::new(Self {
             max,
             table: Mutex::default(),
@@ -205,7 +210,7 @@ impl Connections {
     }
 
     /// Sets the task of a connection, which is aborted to close it.
-    pub(crate) fn started(&self, id: u64, task: AbortHandle) {
+    pub fn started(&self, id: u64, task: AbortHandle) {
         match self.lock().open.get_mut(&id) {
             Some(entry) => entry.task = Some(task),
             None => task.abort(),
@@ -232,8 +237,8 @@ impl Connections {
         }
     }
 
-    /// Closes idle connections while the server stops.
-    pub(crate) async fn close_idle(&self) {
+    /// Closes idle connections while the server stops. It never ends.
+    pub async fn close_idle(&self) {
         sleep(STOP_IDLE).await;
         loop {
             self.lock().close_idle(STOP_IDLE, &self.meters);

@@ -1,11 +1,7 @@
-//! A listener and the connections that it serves.
+//! A listener, and how its connections are served.
 
 use std::convert::Infallible;
-use std::fmt;
-use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Router;
 use futures_util::FutureExt as _;
@@ -16,65 +12,24 @@ use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::net::TcpStream;
 use tokio::task::JoinSet;
-use tokio::time::sleep;
 
-use crate::connections::{Admission, Connection, Connections};
+use crate::connections::{Connection, Connections};
 use crate::frame_budget::BudgetedStream;
 use crate::guarded_body::GuardedBody;
 use crate::handshake::{Io, TlsHandshake};
 use crate::inline_executor::InlineExecutor;
 use crate::io_timeout::TimeoutStream;
-use crate::log_throttle::LogThrottle;
+use crate::listener::Listener;
 use crate::options::Bounds;
 use crate::rls::Services;
-use crate::server::{ServeError, Shutdown};
+use crate::server::Shutdown;
 
-/// Connections that the system accepts while the server is busy. The system may have a smaller bound.
-const BACKLOG: u32 = 4_096;
-/// Pause after a failed `accept`, usually for lack of file descriptors.
-const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 /// hyper's minimum buffer for request heads.
 const HEAD_MIN: usize = 8_192;
 /// Maximum number of concurrent streams per connection. Envoy opens another connection for more.
 const STREAMS_MAX: usize = 1_024;
-
-static ACCEPT_FAILURES: LogThrottle = LogThrottle::new();
-
-/// A bound socket.
-pub(crate) struct Listener {
-    socket: TcpListener,
-    pub(crate) addr: SocketAddr,
-}
-
-impl fmt::Debug for Listener {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Listener({})", self.addr)
-    }
-}
-
-impl Listener {
-    /// Listens at an address, which must be a loopback address unless others are allowed.
-    pub(crate) fn bind(addr: SocketAddr, anywhere: bool) -> Result<Self, ServeError> {
-        if !anywhere && !addr.ip().is_loopback() {
-            return Err(ServeError::Exposed { addr });
-        }
-        let bind = || {
-            let socket = if addr.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-            // A restarted server does not wait for the connections of its predecessor to time out.
-            socket.set_reuseaddr(true)?;
-            socket.bind(addr)?;
-            let socket = socket.listen(BACKLOG)?;
-            let addr = socket.local_addr()?;
-            Ok(Self { socket, addr })
-        };
-        bind().map_err(|source: io::Error| match source.kind() {
-            io::ErrorKind::AddrInUse => ServeError::InUse { addr },
-            _ => ServeError::Listen { addr, source },
-        })
-    }
-}
 
 /// The protocol and service of an endpoint.
 #[derive(Debug, Clone)]
@@ -102,7 +57,7 @@ impl Endpoint {
             // Removes finished connections.
             while open.try_join_next().is_some() {}
             let accepted = tokio::select! {
-                accepted = self.accept() => accepted,
+                accepted = self.listener.accept(&self.connections) => accepted,
                 () = shutdown.signaled(1) => return open,
             };
             if let Some((stream, connection)) = accepted {
@@ -110,27 +65,6 @@ impl Endpoint {
                 let id = connection.id();
                 let task = open.spawn(self.connection(stream, connection, &graceful, shutdown.clone()));
                 self.connections.started(id, task);
-            }
-        }
-    }
-
-    /// Accepts the next connection, and waits if all are in use.
-    async fn accept(&self) -> Option<(TcpStream, Connection)> {
-        let (stream, peer) = match self.listener.socket.accept().await {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                if let Some(left_out) = ACCEPT_FAILURES.allow() {
-                    tracing::warn!(%error, left_out, "failed to accept a connection");
-                }
-                sleep(ACCEPT_RETRY_DELAY).await;
-                return None;
-            }
-        };
-        loop {
-            match self.connections.open(peer.ip()) {
-                Admission::Admitted(connection) => return Some((stream, connection)),
-                Admission::Refused => return None,
-                Admission::Full => self.connections.freed().await,
             }
         }
     }

@@ -7,14 +7,15 @@ use hyper::body::{Body, Frame, SizeHint};
 
 /// A body and its guard.
 #[derive(Debug)]
-pub(crate) struct GuardedBody<B, G> {
+pub struct GuardedBody<B, G> {
     body: B,
     /// Dropped with the last frame.
     guard: Option<G>,
 }
 
 impl<B, G> GuardedBody<B, G> {
-    pub(crate) const fn new(body: B, guard: G) -> Self {
+    /// Holds the guard until the body was sent.
+    pub const fn new(body: B, guard: G) -> Self {
         Self { body, guard: Some(guard) }
     }
 }

@@ -12,15 +12,17 @@ static SUPPRESSED: AtomicU64 = AtomicU64::new(0);
 
 /// A throttle for one kind of log line.
 #[derive(Debug)]
-pub(crate) struct LogThrottle(Mutex<(Option<Instant>, u64)>);
+pub struct LogThrottle(Mutex<(Option<Instant>, u64)>);
 
 impl LogThrottle {
-    pub(crate) const fn new() -> Self {
+    /// No line was logged yet.
+    #[expect(clippy::new_without_default, reason = "each is a static or a field")]
+    pub const fn new() -> Self {
         Self(Mutex::new((None, 0)))
     }
 
     /// Returns the number of lines suppressed since the last one, or `None` if this line is suppressed too.
-    pub(crate) fn allow(&self) -> Option<u64> {
+    pub fn allow(&self) -> Option<u64> {
         let left_out = self.allow_at(Instant::now());
         if left_out.is_none() {
             SUPPRESSED.fetch_add(1, Ordering::Relaxed);

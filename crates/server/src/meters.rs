@@ -2,6 +2,7 @@
 
 mod by_name;
 mod catalog;
+mod connections;
 mod limits;
 mod store;
 mod upstreams;
@@ -19,6 +20,7 @@ use tidegate::{Balance, LimitError, Outcome, Stamp};
 use crate::log_throttle;
 use crate::state::State;
 use crate::tls::TlsStats;
+pub use connections::{ConnectionCounts, ConnectionMeters};
 use limits::LimitMeters;
 pub use store::StoreMeters;
 use upstreams::UpstreamMeters;
@@ -67,17 +69,6 @@ struct Leases {
     granted: Counter,
     ended: [Counter; 2],
     open: AtomicU64,
-}
-
-/// The metrics of the connections of one listener.
-pub(crate) struct ConnectionMeters {
-    pub(crate) listener: &'static str,
-    pub(crate) open: Gauge,
-    /// Closed for a new connection.
-    pub(crate) evicted: Counter,
-    pub(crate) refused: Counter,
-    pub(crate) stalled: Counter,
-    pub(crate) flooded: Counter,
 }
 
 /// The metrics of one route.
@@ -325,12 +316,6 @@ fn gauge(recorder: &PrometheusRecorder, name: &'static str) -> Gauge {
 impl fmt::Debug for Meters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Meters")
-    }
-}
-
-impl fmt::Debug for ConnectionMeters {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ConnectionMeters({})", self.listener)
     }
 }
 

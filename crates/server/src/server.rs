@@ -16,8 +16,9 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use crate::connections::Connections;
-use crate::endpoint::{Endpoint, Listener, Protocol};
+use crate::endpoint::{Endpoint, Protocol};
 use crate::handshake::TlsHandshake;
+use crate::listener::Listener;
 use crate::rls::{self, EnvoyRules};
 use crate::routes::{app, metrics_app};
 use crate::state::State;
@@ -183,17 +184,17 @@ impl Server {
 
     /// Returns the address of the API.
     pub const fn local_addr(&self) -> SocketAddr {
-        self.listener.addr
+        self.listener.local_addr()
     }
 
     /// Returns the address of the metrics listener, if any.
     pub fn metrics_addr(&self) -> Option<SocketAddr> {
-        self.metrics.as_ref().map(|listener| listener.addr)
+        self.metrics.as_ref().map(Listener::local_addr)
     }
 
     /// Returns the address of the Envoy listener, if any.
     pub fn envoy_addr(&self) -> Option<SocketAddr> {
-        self.envoy.as_ref().map(|(listener, _)| listener.addr)
+        self.envoy.as_ref().map(|(listener, _)| listener.local_addr())
     }
 
     /// Serves until it is stopped. Then it accepts no new connections, refuses requests waiting for a limit,

@@ -78,8 +78,7 @@ impl Remote {
     }
 
     /// The cost of a request, checked: each limit once, with valid names.
-    fn cost(request: &AcquireRequest) -> Result<wire::Cost, Failure> {
-        let pairs = request.pairs();
+    pub(crate) fn cost(pairs: &[(&str, u64)]) -> Result<wire::Cost, Failure> {
         let twice = pairs
             .iter()
             .enumerate()
@@ -87,7 +86,7 @@ impl Remote {
         if let Some((_, (name, _))) = twice {
             return Err(Failure::usage(format!("the limit `{name}` is requested twice")));
         }
-        wire::Cost::of(pairs).map_err(|error| Failure::usage(error.to_string()))
+        wire::Cost::of(pairs.iter().copied()).map_err(|error| Failure::usage(error.to_string()))
     }
 }
 
@@ -255,7 +254,7 @@ impl Backend for Remote {
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<RemoteLease, Failure> {
-        RemoteLease::acquire(&self.client, request, Self::cost(request)?, self.timeout).await
+        RemoteLease::acquire(&self.client, request, Self::cost(&request.pairs())?, self.timeout).await
     }
 
     /// Uses a lease, which reports whether the store granted it.
@@ -306,7 +305,7 @@ impl Backend for Remote {
     async fn explain(&self, request: &AcquireRequest) -> Result<Explanation, Failure> {
         let Subject { entity, resource } = request.subject.clone();
         let (entity, resource) = (entity.into(), resource.into());
-        let asked = wire::Ask { entity, resource, cost: Self::cost(request)?, limits: Vec::new() };
+        let asked = wire::Ask { entity, resource, cost: Self::cost(&request.pairs())?, limits: Vec::new() };
         let explained = self
             .client
             .explain(&asked)

@@ -13,8 +13,7 @@ use tidegate::Limiter;
 use tidegate::store::Store;
 use tidegate_lab::Scenario;
 use tidegate_proxy::{HttpService, ListenBounds, Mock, MockOptions, Profiles, Tenants, serve};
-use tidegate_server::{StoreTokenCache, Tls};
-use tokio::net::TcpListener;
+use tidegate_server::{Listener, StoreTokenCache, Tls};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{interval, timeout};
@@ -51,8 +50,9 @@ Callers change their base URL to the proxy's, and keep their key:
 The name picks the profile of the same name, or else `generic`; NAME:PROFILE=URL
 says it: groq:openai=https://api.groq.com/openai
 
-A caller may send a token of tidegate in place of a key. The token's id is the
-entity whose limits are drawn, and the upstream gets the key that is kept here:
+A caller may send a token of tidegate in place of a key. The limits of the
+entity that the token is bound to are drawn (if it is bound to none, of the
+entity with the token's id), and the upstream gets the key that is kept here:
   tidegate proxy openai=https://api.openai.com --key openai=env:OPENAI_API_KEY \\
     --store sqlite:limits.db
 
@@ -259,15 +259,11 @@ fn scenario(name: &str, file: Option<&PathBuf>) -> Result<Scenario, Failure> {
     })
 }
 
-/// Binds an address, and explains why if that fails.
-pub(crate) async fn bind(listen: SocketAddr) -> Result<(TcpListener, SocketAddr), Failure> {
-    let failed = |error: io::Error| {
-        Failure::failed(format!("cannot listen on {listen}: {error}"))
-            .next("choose another port with --listen 127.0.0.1:PORT")
-    };
-    let listener = TcpListener::bind(listen).await.map_err(failed)?;
-    let addr = listener.local_addr().map_err(failed)?;
-    Ok((listener, addr))
+/// Binds an address, and explains why if that fails. It may be exposed: see [`check_exposure`].
+pub(crate) fn bind(listen: SocketAddr) -> Result<Listener, Failure> {
+    Listener::bind(listen, true).map_err(|error| {
+        Failure::failed(error.to_string()).next("choose another port with --listen 127.0.0.1:PORT")
+    })
 }
 
 /// Serves until a signal. The first one calls `stop` and finishes requests in flight, the second one stops at
@@ -280,7 +276,8 @@ async fn until_signal(
     format: Format,
 ) -> Result<Output, Failure> {
     let mut signals = Signals::install()?;
-    let (listener, addr) = bind(listen).await?;
+    let listener = bind(listen)?;
+    let addr = listener.local_addr();
     let url = format!("{}://{addr}", if tls.is_some() { "https" } else { "http" });
     let text = match format {
         Format::Json => codec::listening(&url).to_string() + "\n",

@@ -1,7 +1,6 @@
 //! `tidegate serve`: serves the limits of a store over HTTP.
 
 use std::io::{self, IsTerminal as _, Write as _};
-use std::net::SocketAddr;
 use std::panic;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,10 +12,9 @@ use tidegate_core::limit::name::Namespace;
 use tidegate_core::limit::token::{NewToken, Token, TokenId, TokenScope, TokenScopes, TokenState};
 use tidegate_proxy::{ListenBounds, Proxy, Tenants, serve};
 use tidegate_server::{
-    Bounds, LeaseKey, Secret, ServeError, Server, ServerOptions, Shutdown, ShutdownOutcome, State,
+    Bounds, LeaseKey, Listener, Secret, ServeError, Server, ServerOptions, Shutdown, ShutdownOutcome, State,
     StateOptions, StoreMeters, StoreTokenCache, Tls, TlsError, TlsOptions,
 };
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tracing_subscriber::filter::LevelFilter;
@@ -140,12 +138,12 @@ pub(crate) async fn run(args: ServeArgs, shared: SharedArgs, format: Format) -> 
     let options = options(&serving, tls.clone());
     let server = Server::bind(&options).await.map_err(|error| bind_failure(&error, tls.is_some()))?;
     let scheme = if tls.is_some() { "https" } else { "http" };
-    let proxy = bind_proxy(&serving).await?;
+    let proxy = bind_proxy(&serving)?;
     let addresses = Addresses {
         url: format!("{scheme}://{}", server.local_addr()),
         metrics: server.metrics_addr().map(|address| format!("http://{address}/metrics")),
         envoy: server.envoy_addr().map(|address| address.to_string()),
-        proxy: proxy.as_ref().map(|(_, address)| format!("{scheme}://{address}")),
+        proxy: proxy.as_ref().map(|listener| format!("{scheme}://{}", listener.local_addr())),
     };
     let manifest = serving.manifest.as_deref().map(|file| ManifestFile::new(file, &opened, &serving));
     let manifest = manifest.transpose()?.map(Arc::new);
@@ -219,19 +217,19 @@ async fn check(
     Ok(serving.warning.into_iter().fold(output, Output::line))
 }
 
-async fn bind_proxy(serving: &Serving) -> Result<Option<(TcpListener, SocketAddr)>, Failure> {
+fn bind_proxy(serving: &Serving) -> Result<Option<Listener>, Failure> {
     let Some((listen, _)) = &serving.proxy else { return Ok(None) };
     check_exposure(*listen, serving.tls.is_some(), serving.without_tls)?;
-    bind(*listen).await.map(Some)
+    bind(*listen).map(Some)
 }
 
 fn build_proxy(
-    bound: Option<(TcpListener, SocketAddr)>,
+    bound: Option<Listener>,
     serving: &Serving,
     opened: &OpenStore,
     state: &State,
-) -> Result<Option<(TcpListener, Proxy)>, Failure> {
-    let (Some((listener, _)), Some((listen, settings))) = (bound, &serving.proxy) else { return Ok(None) };
+) -> Result<Option<(Listener, Proxy)>, Failure> {
+    let (Some(listener), Some((listen, settings))) = (bound, &serving.proxy) else { return Ok(None) };
     // The server's own tokens: a revocation takes effect on both at once.
     let tokens = Arc::clone(state.token_cache());
     let tenants = Tenants::new(state.limiter().clone(), tokens, opened.namespace.clone());
@@ -246,7 +244,7 @@ struct RunningProxy {
 }
 
 impl RunningProxy {
-    fn start((listener, proxy): (TcpListener, Proxy), tls: Option<Tls>, of: Bounds) -> Self {
+    fn start((listener, proxy): (Listener, Proxy), tls: Option<Tls>, of: Bounds) -> Self {
         let (stopper, mut signal) = watch::channel(false);
         let mut bounds = ListenBounds::default();
         bounds.connections_max = of.connections_max;

@@ -4,14 +4,16 @@ use std::io::Read as _;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use tidegate_client::{AcquireCall, CallSettled, LeaseRef, ResourceName, SettleCall, UpstreamState};
+use tidegate_client::{
+    AcquireCall, CallSettled, Cost, EntityId, LeaseRef, ResourceName, SettleCall, UpstreamState,
+};
 use tidegate_core::feedback::rejection::REJECTION_BODY_MAX;
 
 use crate::codec;
 use crate::failure::Failure;
 use crate::format;
 use crate::output::{Output, Table};
-use crate::parse;
+use crate::parse::{self, Units};
 use crate::remote::Remote;
 
 /// Subcommands of `upstream`.
@@ -45,6 +47,15 @@ pub(crate) struct AcquireArgs {
     /// Attempts of this call before: 0 for the first
     #[arg(long, value_name = "COUNT", default_value_t = 0)]
     attempt: u32,
+    /// Draw the limits of this entity too; needs --resource and --cost
+    #[arg(long, value_name = "ENTITY", requires = "resource")]
+    entity: Option<EntityId>,
+    /// The resource of those limits
+    #[arg(long, value_name = "RESOURCE", requires = "cost")]
+    resource: Option<ResourceName>,
+    /// Units to draw from one of those limits, such as tpm=800; may be repeated
+    #[arg(long, value_name = "LIMIT=UNITS", requires = "entity", value_parser = parse::units)]
+    cost: Vec<Units>,
 }
 
 /// Arguments of `upstream settle`.
@@ -64,6 +75,12 @@ pub(crate) struct SettleArgs {
     /// The tokens that the call used, if not those of the permit
     #[arg(long, value_name = "COUNT")]
     tokens: Option<u64>,
+    /// The time until the response began, if it is not the age of the permit
+    #[arg(long, value_name = "SPAN", value_parser = parse::duration)]
+    latency: Option<Duration>,
+    /// Units that the call used of a limit of its entity, if not those that it holds; may be repeated
+    #[arg(long, value_name = "LIMIT=UNITS", value_parser = parse::units)]
+    actual: Vec<Units>,
 }
 
 fn header(text: &str) -> Result<(String, String), String> {
@@ -80,24 +97,31 @@ pub(crate) async fn run(server: &Remote, verb: UpstreamVerb) -> Result<Output, F
 }
 
 async fn acquire(server: &Remote, args: AcquireArgs) -> Result<Output, Failure> {
-    let AcquireArgs { upstream, tokens, within, deadline, attempt } = args;
+    let AcquireArgs { upstream, tokens, within, deadline, attempt, entity, resource, cost } = args;
     let (within, deadline) = (within.map(Into::into), deadline.map(Into::into));
-    let request = AcquireCall { tokens, within, deadline, attempt, ..AcquireCall::default() };
+    let cost = units(&cost)?;
+    let request = AcquireCall { tokens, within, attempt, deadline, entity, resource, cost };
     let granted = server.client().acquire_call(&upstream, &request).await?;
     Ok(Output::new(codec::call_permit(&granted)).line(granted.permit.to_string()))
 }
 
 async fn settle(server: &Remote, args: SettleArgs) -> Result<Output, Failure> {
-    let SettleArgs { permit, status, header, body, tokens } = args;
+    let SettleArgs { permit, status, header, body, tokens, latency, actual } = args;
     let body = if body { Some(read_body()?) } else { None };
     let headers = header.into_iter().collect();
-    let settle = SettleCall { status, headers, body, tokens, ..SettleCall::default() };
+    let (latency, actual) = (latency.map(Into::into), units(&actual)?);
+    let settle = SettleCall { status, headers, body, tokens, latency, actual };
     let CallSettled { retry } = server.client().settle_call(&permit, &settle).await?;
     let text = match retry.after {
         Some(after) if retry.allowed => format!("retry after {}", format::duration(after.as_duration())),
         _ => "no retry".to_owned(),
     };
     Ok(Output::new(codec::call_settled(&retry)).line(text))
+}
+
+/// Units of each limit, as the API has them.
+fn units(units: &[Units]) -> Result<Cost, Failure> {
+    Remote::cost(&units.iter().map(|units| (units.limit.as_str(), units.units)).collect::<Vec<_>>())
 }
 
 /// What the server reads of a body, from stdin.

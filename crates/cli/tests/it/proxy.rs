@@ -101,6 +101,30 @@ fn serve_proxies_tenants_of_its_store() {
     mock.stop();
 }
 
+#[test]
+fn proxy_address_is_set_by_flag_or_variable() {
+    let fixture = Fixture::new();
+    let mock = mock(&fixture, &[]);
+    let config = fixture.path("tidegate.toml");
+    // The host of the file and of the variable can be bound by no test: these are for documentation.
+    fs::write(&config, format!("[proxy]\nlisten = '192.0.2.1:1'\nupstreams = ['openai={}']", mock.url()))
+        .unwrap();
+    let config = config.display().to_string();
+    let line = ["serve", "--listen", "127.0.0.1:0", "--config", &config];
+    let by_flag = [&line[..], &["--proxy", "127.0.0.1:0"]].concat();
+    for (line, variable) in [(&line[..], "127.0.0.1:0"), (&by_flag, "192.0.2.2:1")] {
+        let mut command = fixture.command(line);
+        let mut server = TestServer::start(command.env("TIDEGATE_PROXY", variable));
+        let api = server.address.clone();
+        server.address = server.announced("proxy ").unwrap().strip_prefix("http://").unwrap().to_owned();
+        assert!(server.address.starts_with("127.0.0.1:"), "{}", server.address);
+        assert_eq!(server.ask("POST /openai/v1/responses", Some("sk-own"), BODY).0, 200);
+        server.address = api;
+        server.stop();
+    }
+    mock.stop();
+}
+
 /// It went on waiting, and the drain time passed.
 #[test]
 fn stopping_proxy_refuses_waiting_tenants() {

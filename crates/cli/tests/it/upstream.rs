@@ -33,3 +33,23 @@ fn shell_gets_permits_and_settles_them() {
     let bad = fixture.run("upstream settle x --header nothing");
     assert_eq!(bad.code, 2, "{}", bad.stderr);
 }
+
+#[test]
+fn permit_draws_and_settles_limits_of_a_subject() {
+    let fixture = Fixture::served();
+    fixture.ok("limits set entity acme rpm:10/day tpm:1000/day");
+    let acquire = "upstream acquire openai --entity acme --resource gpt-4 --cost rpm=1 --cost tpm=800";
+    let permit = fixture.ok(acquire);
+    assert!((200..900).contains(&fixture.available("acme", "gpt-4", "tpm")));
+    let permit = permit.trim();
+    fixture.ok(&format!("upstream settle {permit} --status 200 --latency 250ms --actual tpm=100"));
+    assert!(fixture.available("acme", "gpt-4", "tpm") >= 900);
+    for (line, missing) in [
+        ("upstream acquire openai --entity acme", "--resource"),
+        ("upstream acquire openai --entity acme --resource gpt-4", "--cost"),
+        ("upstream acquire openai --cost tpm=1", "--entity"),
+    ] {
+        let run = fixture.run(line);
+        assert!(run.code == 2 && run.stderr.contains(missing), "{line}: {}", run.stderr);
+    }
+}

@@ -7,7 +7,7 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use crate::kit::client::{Caller, mock, proxy, start, upstream};
+use crate::kit::client::{Caller, listen, mock, proxy, start, upstream};
 use crate::kit::codec::json;
 use crate::kit::raw::{self, Seen};
 
@@ -53,8 +53,8 @@ async fn unreachable_upstream_is_answered_in_its_format() {
 async fn calls_end_with_their_listener() {
     let (addr, mut seen) = raw::upstream("").await;
     for is_dropped in [false, true] {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let caller = Caller::new(listener.local_addr().unwrap());
+        let listener = listen();
+        let caller = Caller::new(listener.local_addr());
         let (stop, stopped) = oneshot::channel::<()>();
         let mut bounds = ListenBounds::default();
         bounds.drain_time = Duration::ZERO;

@@ -6,6 +6,8 @@ mod bodies;
 mod estimates;
 mod forward;
 mod hostile;
+mod leases;
+mod listener;
 mod mock;
 mod quota;
 mod tenants;

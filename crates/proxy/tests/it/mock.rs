@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::kit::client::{Caller, eventually, mock};
 use crate::kit::codec::json;
+use crate::kit::frozen::{Frozen, advance_until};
 use tidegate_lab::Scenario;
 
 #[tokio::test]
@@ -125,8 +126,9 @@ async fn mock_follows_a_scenario() {
 }
 
 /// It was in flight for good, and took the place of others.
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn disconnected_caller_leaves_the_mock() {
+    let _frozen = Frozen::new();
     let text = "[[scenario]]\nname = 'x'\nseconds = 60\nupstream = 'cap'\ncapacity = [[0, 1]]\nlatency = 5";
     let scenario = Scenario::parse(text).unwrap().remove(0);
     let caller = Caller::new(mock("openai", |options| options.scenario = Some(scenario)).await);
@@ -135,9 +137,12 @@ async fn disconnected_caller_leaves_the_mock() {
         let (caller, body) = (caller.clone(), body.clone());
         async move { caller.post("/v1/responses", &body).await }
     });
-    eventually("a call is in flight", async || caller.get("/mock/totals").await.json()["calls"] == 1).await;
+    let step = Duration::from_millis(10);
+    let begun = async || caller.get("/mock/totals").await.json()["calls"] == 1;
+    advance_until(step, eventually("a call is in flight", begun)).await;
     call.abort();
-    eventually("its place is free", async || caller.post("/v1/responses", &body).await.status == 200).await;
+    let is_free = async || caller.post("/v1/responses", &body).await.status == 200;
+    advance_until(step, eventually("its place is free", is_free)).await;
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::kit::client::{Caller, eventually, mock, proxy, start, upstream};
 use crate::kit::codec::json;
+use crate::kit::frozen::{Frozen, advance_until};
 use crate::kit::raw;
 use crate::kit::tenants::Store;
 
@@ -18,9 +19,13 @@ const RATE: u64 = 40;
 const RUN: Duration = Duration::from_mins(1);
 const CALLERS: usize = 64;
 
-/// Time is paused: it advances when nothing else happens, so the speed of the machine does not matter.
-#[tokio::test(start_paused = true)]
+/// How far the frozen clock advances at a time.
+const STEP: Duration = Duration::from_millis(5);
+
+/// Time advances only when no task can go on, so the speed of the machine does not matter.
+#[tokio::test]
 async fn callers_of_four_tenants_use_a_hidden_quota() {
+    let _frozen = Frozen::new();
     let addr = mock("openai", |options| {
         options.limits = vec![format!("requests:{RATE}/s").parse().unwrap()];
         options.is_hidden = true;
@@ -52,7 +57,8 @@ async fn callers_of_four_tenants_use_a_hidden_quota() {
         sleep_until(began + RUN).await;
         totals().await["completed"].as_u64().unwrap() - early
     };
-    let (results, completed) = tokio::join!(join_all(calls), learned);
+    let run = async { tokio::join!(join_all(calls), learned) };
+    let ((results, completed), _) = advance_until(STEP, run).await;
     let quota = RATE * RUN.as_secs() / 5 * 4;
     assert!(completed * 100 >= quota * 95, "{completed} of {quota} calls");
     let sum = |of: fn(&(u64, u64)) -> u64| results.iter().map(of).sum::<u64>();
@@ -70,9 +76,32 @@ async fn callers_of_four_tenants_use_a_hidden_quota() {
             assert!(used.iter().all(|used| *used > 0), "every tenant is served: {used:?}");
             used.iter().sum::<u64>()
         };
-        eventually("all calls are booked", async || used().await >= total).await;
+        advance_until(STEP, eventually("all calls are booked", async || used().await >= total)).await;
         assert_eq!(used().await, total, "{limit}");
     }
+}
+
+/// Each call reserves what it is expected to use, and the rest of the upstream's tokens is for others.
+#[tokio::test]
+async fn calls_wait_for_a_hidden_limit_of_tokens() {
+    let _frozen = Frozen::new();
+    let addr = mock("anthropic", |options| {
+        options.limits = vec!["tokens:2000/s".parse().unwrap()];
+        options.is_hidden = true;
+    })
+    .await;
+    let through = start(proxy(&[upstream("anthropic", addr)], None)).await;
+    let caller = Caller::new(through).with("x-tidegate-within", "5m");
+    let body =
+        json!({"model": "c", "max_tokens": 16, "messages": [{"role": "user", "content": "x".repeat(800)}]});
+    let calls = join_all((0..120).map(|_| caller.post("/anthropic/v1/messages", &body)));
+    let (replies, took) = advance_until(10 * STEP, calls).await;
+    let statuses: Vec<u16> = replies.iter().map(|reply| reply.status).collect();
+    assert_eq!(statuses, [200; 120]);
+    let scopes = advance_until(STEP, caller.get("/tidegate/scopes")).await.0.json();
+    assert!(scopes["scopes"][0]["tokens_quota"].is_number(), "{scopes}");
+    // 120 calls of about 226 tokens take 13 s, and the learning some more.
+    assert!(took >= Duration::from_secs(10), "{took:?}");
 }
 
 #[tokio::test]

@@ -5,9 +5,9 @@ use std::num::NonZero;
 use futures_util::future::join_all;
 use tidegate::{Entity, EntityId, Expect};
 use tidegate_core::limit::token::TokenScope;
-use tidegate_proxy::{Proxy, ProxyBounds};
+use tidegate_proxy::{Profiles, Proxy, ProxyBounds, Upstream};
 
-use crate::kit::client::{Caller, eventually, mock, proxy, start, upstream};
+use crate::kit::client::{Caller, eventually, mock, proxy, read, start, upstream};
 use crate::kit::codec::json;
 use crate::kit::raw::{self, Seen};
 use crate::kit::tenants::Store;
@@ -91,6 +91,30 @@ async fn token_is_exchanged_for_the_kept_key() {
     let wrong = post(&format!("{token}0"), "/openai/v1/responses").await;
     assert_eq!((wrong.status, wrong.json()["error"]["code"].as_str()), (401, Some("invalid_api_key")));
     assert!(!wrong.text.contains("tg_"), "no secret in an error");
+}
+
+/// Only POST was checked: with other methods, the kept key reached any path of the upstream's host.
+#[tokio::test]
+async fn kept_key_stays_below_the_path_of_its_upstream() {
+    let store = Store::new(&[]).await;
+    let reply = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
+    let (addr, mut seen) = raw::upstream(reply).await;
+    let below = Upstream::parse(&format!("groq:openai=http://{addr}/openai"), &Profiles::built_in()).unwrap();
+    let through = start(proxy(&[below.key("sk-real")], Some(store.tenants()))).await;
+    let token = store.token("acme", TokenScope::Acquire).await;
+    let as_caller = |key: &str| Caller::new(through).with("authorization", &format!("Bearer {key}"));
+    let steps = ["..", "%2e%2e", ".%2E", "%252e%252e", "..;a=b", "%5c..", "."];
+    for method in ["GET", "DELETE", "PUT", "PATCH", "POST"] {
+        for step in steps {
+            let path = format!("/groq/{step}/admin");
+            let status = as_caller(&token).begin(method, &path, BODY).await.status();
+            assert_eq!(status, 400, "{method} {path}");
+        }
+        let response = as_caller(&token).begin(method, "/groq/v1/responses", BODY).await;
+        assert_eq!(read(response).await.status, 200, "{method}");
+        let Some(Seen::Request(request)) = seen.recv().await else { panic!("a request") };
+        assert!(request.starts_with(&format!("{method} /openai/v1/responses ")), "{request}");
+    }
 }
 
 #[tokio::test]

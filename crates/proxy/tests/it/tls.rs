@@ -16,9 +16,8 @@ use rustls::{ClientConfig, RootCertStore};
 use tidegate_core::limit::token::{TokenId, TokenScope};
 use tidegate_proxy::{ListenBounds, serve};
 use tidegate_server::TlsOptions;
-use tokio::net::TcpListener;
 
-use crate::kit::client::{eventually, mock, proxy, upstream};
+use crate::kit::client::{eventually, listen, mock, proxy, upstream};
 use crate::kit::pki::{Authority, Pair};
 use crate::kit::tenants::Store;
 
@@ -70,8 +69,8 @@ async fn client_certificate_stands_for_its_token() {
     store.token("gate", TokenScope::Acquire).await;
     let upstream = upstream("openai", mock("openai", |_| {}).await).key("sk-real");
     let service = proxy(&[upstream], Some(store.tenants()));
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let addr = listener.local_addr().unwrap();
+    let listener = listen();
+    let addr = listener.local_addr();
     tokio::spawn(serve(listener, service, Some(tls), ListenBounds::default(), std::future::pending()));
 
     let gate = authority.client("spiffe://prod/gate", "gate", 2090);

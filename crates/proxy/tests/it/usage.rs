@@ -2,6 +2,7 @@
 //! OpenAI's form.
 
 use tidegate_core::limit::token::TokenScope;
+use tidegate_proxy::{Proxy, ProxyBounds};
 
 use crate::kit::client::{Caller, eventually, mock, proxy, read, start, upstream};
 use crate::kit::codec::json;
@@ -63,6 +64,35 @@ async fn forms_that_hide_their_model_are_refused() {
         let status = caller.begin("POST", "/openai/v1/responses", body.clone()).await.status();
         assert_eq!(status, 400, "{body}");
     }
+}
+
+/// Only the first MiB was searched: a form whose file came first was booked to no model.
+#[tokio::test]
+async fn model_behind_a_large_file_is_found() {
+    let store = Store::new(&[]).await;
+    let token = store.token("acme", TokenScope::Acquire).await;
+    let mut bounds = ProxyBounds::default();
+    (bounds.replay_max, bounds.search_max) = (10_000, 100_000);
+    let upstream = upstream("openai", mock("openai", |_| {}).await).key("sk-real");
+    let builder = Proxy::builder().upstream(upstream).unwrap().tenants(store.tenants()).bounds(bounds);
+    let through = start(builder.build().unwrap()).await;
+    let caller = Caller::new(through).with("authorization", &format!("Bearer {token}"));
+    let caller = caller.with("content-type", FORM);
+    let post = async |path: &str, body: String| read(caller.begin("POST", path, body).await).await;
+    let (model, file) = (form(&["whisper-1"], 0), form(&[], 40_000));
+    let file_first = format!("{}{model}", file.strip_suffix("--b-1--\r\n").unwrap());
+    let reply = post("/openai/v1/responses", file_first).await;
+    assert_eq!(reply.status, 200, "{}", reply.text);
+    eventually("it is booked to its model", async || store.used("acme", "whisper-1", "requests").await == 1)
+        .await;
+    let large = post("/openai/v1/responses", form(&[], 400_000)).await;
+    assert_eq!(large.status, 400, "it could hide its model: {}", large.text);
+    assert!(large.text.contains("must begin with its model"), "{}", large.text);
+    let upload = post("/openai/v1/files", form(&[], 400_000)).await;
+    assert_ne!(upload.status, 400, "files are for no model: {}", upload.text);
+    let long =
+        caller.clone().with("content-type", &format!("multipart/form-data; boundary={}", "-".repeat(71)));
+    assert_eq!(long.begin("POST", "/openai/v1/responses", "x").await.status(), 400);
 }
 
 #[tokio::test]

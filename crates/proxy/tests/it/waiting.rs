@@ -5,12 +5,21 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tidegate::RetryBudget;
-use tidegate_proxy::{Proxy, ProxyBounds};
-use tokio::time::Instant;
+use tidegate_proxy::{Profiles, Proxy, ProxyBounds, Upstream};
+use tokio::time::{Instant, advance};
 
 use crate::kit::client::{Caller, eventually, mock, proxy, read, start, upstream};
-use crate::kit::codec::json;
+use crate::kit::codec::{Value, json};
+use crate::kit::frozen::{Frozen, advance_until};
 use crate::kit::raw::{self, Seen};
+
+/// How far the frozen clock advances at a time.
+const STEP: Duration = Duration::from_millis(50);
+
+/// Advances the frozen clock until `work` ends.
+async fn advancing<T>(step: Duration, work: impl Future<Output = T>) -> T {
+    advance_until(step, work).await.0
+}
 
 #[tokio::test]
 async fn no_caller_gets_a_429_of_a_hidden_limit() {
@@ -120,8 +129,9 @@ async fn disconnected_caller_cancels_the_call_upstream() {
 }
 
 /// They waited until their time was up, and `retry-after` was a second.
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn wait_behind_others_is_refused_at_once() {
+    let _frozen = Frozen::new();
     let addr = mock("openai", |options| {
         options.limits = vec!["requests:1/s".parse().unwrap()];
         options.is_hidden = true;
@@ -130,7 +140,7 @@ async fn wait_behind_others_is_refused_at_once() {
     let through = start(proxy(&[upstream("openai", addr)], None)).await;
     let body = json!({"model": "m", "input": "hello"});
     let patient = Caller::new(through).with("x-tidegate-within", "5m");
-    join_all((0..60).map(|_| patient.post("/openai/v1/responses", &body))).await;
+    advancing(STEP, join_all((0..60).map(|_| patient.post("/openai/v1/responses", &body)))).await;
     let caller = Caller::new(through).with("x-tidegate-within", "8");
     let began = Instant::now();
     let calls = (0..60).map(|_| async {
@@ -138,7 +148,7 @@ async fn wait_behind_others_is_refused_at_once() {
         let seconds = reply.header("retry-after").parse::<u64>().unwrap_or_default();
         (reply.status, began.elapsed(), seconds)
     });
-    let replies = join_all(calls).await;
+    let replies = advancing(STEP, join_all(calls)).await;
     let at_once = |reply: &&(u16, Duration, u64)| reply.0 == 429 && reply.1 < Duration::from_secs(3);
     assert!(replies.iter().filter(at_once).count() >= 40, "{replies:?}");
     assert!(replies.iter().filter(at_once).all(|reply| reply.2 >= 8), "{replies:?}");
@@ -164,9 +174,10 @@ async fn failing_upstream_is_not_called() {
     assert_eq!(count.count(), 6);
 }
 
-/// Each call was repeated until its time was up.
-#[tokio::test(start_paused = true)]
+/// Each call was repeated until its time was up, and later the window of the budget was taken for 10 s.
+#[tokio::test]
 async fn repeated_calls_are_bounded_by_a_budget() {
+    let _frozen = Frozen::new();
     let reply = "HTTP/1.1 429 Too Many\r\nretry-after: 0\r\ncontent-length: 2\r\n\r\n{}";
     let (addr, mut seen) = raw::upstream(reply).await;
     let mut bounds = ProxyBounds::default();
@@ -174,16 +185,21 @@ async fn repeated_calls_are_bounded_by_a_budget() {
     let builder = Proxy::builder().upstream(upstream("openai", addr)).unwrap().bounds(bounds);
     let caller = Caller::new(start(builder.build().unwrap()).await);
     for _ in 0..4 {
-        assert_eq!(caller.post("/openai/v1/responses", &json!({"model": "m"})).await.status, 429);
+        let body = json!({"model": "m"});
+        let reply = advancing(STEP, caller.post("/openai/v1/responses", &body)).await;
+        assert_eq!(reply.status, 429);
+        advance(Duration::from_secs(11)).await;
     }
     let count = std::iter::from_fn(|| seen.try_recv().ok()).filter(|seen| matches!(seen, Seen::Request(_)));
     assert!(count.count() <= 7, "four calls, and three retries");
-    assert!(caller.get("/tidegate/metrics").await.text.contains("tidegate_proxy_retries_total 3\n"));
+    let metrics = advancing(STEP, caller.get("/tidegate/metrics")).await.text;
+    assert!(metrics.contains("tidegate_proxy_retries_total 3\n"), "{metrics}");
 }
 
 /// Its slot and its place at the upstream were free while the body went on.
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn error_response_is_in_flight_until_it_ends() {
+    let _frozen = Frozen::new();
     for status in ["404 Not Found", "503 Unavailable"] {
         let head = format!("HTTP/1.1 {status}\r\ntransfer-encoding: chunked\r\n\r\n");
         let piece = format!("11000\r\n{}\r\n", "x".repeat(0x11000));
@@ -191,14 +207,14 @@ async fn error_response_is_in_flight_until_it_ends() {
         let caller = Caller::new(start(proxy(&[upstream("openai", addr)], None)).await);
         let began = Instant::now();
         let body = json!({"model": "m"}).to_string();
-        let response = caller.begin("POST", "/openai/v1/responses", body).await;
+        let response = advancing(STEP, caller.begin("POST", "/openai/v1/responses", body)).await;
         let in_flight =
             async || caller.get("/tidegate/scopes").await.json()["scopes"][0]["in_flight"].clone();
         assert_eq!(in_flight().await, 1, "{status}");
-        let reply = read(response).await;
+        let reply = advancing(Duration::from_secs(20), read(response)).await;
         assert!(reply.text.ends_with("<broken>"), "it never ends: {status}");
         assert!(began.elapsed() >= Duration::from_mins(10), "it may pause for ten minutes");
-        eventually("it has left", async || in_flight().await == 0).await;
+        advancing(STEP, eventually("it has left", async || in_flight().await == 0)).await;
     }
 }
 
@@ -251,4 +267,68 @@ async fn anthropics_ordinary_429s_are_repeated() {
     let calls = (0..8).map(|_| caller.post("/anthropic/v1/messages", &body));
     let statuses: Vec<u16> = join_all(calls).await.into_iter().map(|reply| reply.status).collect();
     assert_eq!(statuses, [200; 8]);
+}
+
+/// The upstream may have done the work.
+#[tokio::test]
+async fn nothing_is_repeated_after_a_lost_response() {
+    let body = json!({"model": "m"});
+    // It receives the call, and closes the connection.
+    let (addr, mut seen) = raw::hanging_up_upstream().await;
+    let caller = Caller::new(start(proxy(&[upstream("openai", addr)], None)).await);
+    let reply = caller.post("/openai/v1/responses", &body).await;
+    assert_eq!((reply.status, reply.text.contains("broke the connection")), (502, true), "{}", reply.text);
+    assert!(matches!(seen.recv().await, Some(Seen::Request(_))));
+    let metrics = caller.get("/tidegate/metrics").await.text;
+    assert!(metrics.contains("retries_total 0\n") && metrics.contains("failed_total 1\n"), "{metrics}");
+    assert!(seen.try_recv().is_err(), "one attempt");
+
+    // It receives the call, and never responds.
+    let _frozen = Frozen::new();
+    let (addr, mut seen) = raw::upstream("").await;
+    let mut bounds = ProxyBounds::default();
+    bounds.response_time = Duration::from_mins(5);
+    let builder = Proxy::builder().upstream(upstream("openai", addr)).unwrap().bounds(bounds);
+    let caller = Caller::new(start(builder.build().unwrap()).await);
+    let reply = advancing(Duration::from_secs(5), caller.post("/openai/v1/responses", &body)).await;
+    assert_eq!((reply.status, reply.text.contains("within 300s")), (504, true), "{}", reply.text);
+    assert!(matches!(seen.recv().await, Some(Seen::Request(_))));
+    assert_eq!(seen.recv().await, Some(Seen::Closed), "one attempt, which is cancelled");
+    let metrics = advancing(STEP, caller.get("/tidegate/metrics")).await.text;
+    assert!(metrics.contains("retries_total 0\n") && metrics.contains("failed_total 1\n"), "{metrics}");
+}
+
+#[tokio::test]
+async fn requested_wait_is_bounded() {
+    let (addr, _seen) =
+        raw::upstream("HTTP/1.1 429 Too Many\r\nretry-after: 500\r\ncontent-length: 2\r\n\r\n{}").await;
+    let mut bounds = ProxyBounds::default();
+    bounds.within_max = Duration::from_mins(1);
+    let builder = Proxy::builder().upstream(upstream("openai", addr)).unwrap().bounds(bounds);
+    let through = start(builder.build().unwrap()).await;
+    for within in ["1h", "86400"] {
+        let caller = Caller::new(through).with("x-tidegate-within", within);
+        let refused = caller.post("/openai/v1/responses", &json!({"model": "m"})).await;
+        // With an hour, it would wait for the upstream.
+        assert_eq!((refused.status, refused.header("x-should-retry")), (429, "false"), "{}", refused.text);
+    }
+}
+
+#[tokio::test]
+async fn scopes_are_keys_and_groups_of_models() {
+    let file = "[grouped]\nextends = 'openai'\ngroups = [{ prefix = 'gpt-4', group = 'gpt-4' }]";
+    let profiles = Profiles::read(file).unwrap();
+    let addr = mock("openai", |_| {}).await;
+    let grouped = Upstream::parse(&format!("openai:grouped=http://{addr}"), &profiles).unwrap();
+    let through = start(proxy(&[grouped], None)).await;
+    for (key, model) in [("sk-1", "gpt-4"), ("sk-1", "gpt-4-turbo"), ("sk-2", "gpt-4"), ("sk-1", "o9")] {
+        let caller = Caller::new(through).with("authorization", &format!("Bearer {key}"));
+        assert_eq!(caller.post("/openai/v1/responses", &json!({"model": model})).await.status, 200);
+    }
+    let scopes = Caller::new(through).get("/tidegate/scopes").await.json();
+    let scope = |scope: &Value| (scope["group"].as_str().unwrap().to_owned(), scope["admitted"].as_u64());
+    let mut scopes: Vec<_> = scopes["scopes"].as_array().unwrap().iter().map(scope).collect();
+    scopes.sort();
+    let wanted = [("gpt-4", 1), ("gpt-4", 2), ("o9", 1)];
+    assert_eq!(scopes, wanted.map(|(group, admitted)| (group.to_owned(), Some(admitted))));
 }

@@ -84,12 +84,34 @@ def anthropic_client(base, **options):
     return anthropic.Anthropic(api_key="sk-test", base_url=base, **options)
 
 
-def curl(base):
-    """One call with curl."""
-    line = ["curl", "--silent", "--show-error", "--fail", base + "/v1/responses", "--header", "authorization: Bearer sk-test"]
-    body = json.dumps({"model": "m", "input": "hi"})
-    output = subprocess.run([*line, "--json", body], stdout=subprocess.PIPE, check=True, text=True)
-    return plain(json.loads(output.stdout))
+def curl(url, body, *options):
+    """The command line of one call with curl."""
+    line = ["curl", "--silent", "--show-error", *options, url, "--header", "authorization: Bearer sk-test"]
+    return [*line, "--json", json.dumps(body)]
+
+
+def curl_events(base):
+    """The events of a stream that curl receives."""
+    line = curl(base + "/v1/chat/completions", {"model": "m", "messages": MESSAGES, "stream": True}, "--fail")
+    lines = subprocess.check_output(line, text=True).splitlines()
+    data = [line.removeprefix("data: ") for line in lines if line]
+    return [event if event == "[DONE]" else plain(json.loads(event)) for event in data]
+
+
+def curl_status(base, text):
+    """The body and the status that curl receives."""
+    line = curl(base + "/v1/responses", {"model": "m", "input": text}, "--write-out", "\n%{http_code}")
+    body, status = subprocess.check_output(line, text=True).rsplit("\n", 1)
+    return plain(json.loads(body)), status
+
+
+def wait_until_idle(proxy, mock):
+    """Waits until no call is in flight: its caller left, and the upstream noticed it."""
+    before = time.monotonic()
+    while any(scope["in_flight"] for scope in get(proxy + "/tidegate/scopes")["scopes"]):
+        assert time.monotonic() - before < 60, "the call goes on without its caller"
+        time.sleep(0.05)
+    assert get(mock + "/mock/totals")["completed"] == 0, "the upstream went on without its caller"
 
 
 def tenants():
@@ -122,10 +144,13 @@ def tenants():
 
 def main():
     chat_mock, message_mock = start("mock", "openai"), start("mock", "anthropic")
-    slow_mock = start("mock", "openai", "--output-tokens", "60", "--event-interval", "100ms")
-    small_mock = start("mock", "openai", "--limit", "tokens:10/day")
+    slow = ["--output-tokens", "60", "--event-interval", "1s"]
+    slow_mock, slow_message_mock = start("mock", "openai", *slow), start("mock", "anthropic", *slow)
+    small = ["--limit", "tokens:10/day"]
+    small_mock, small_message_mock = start("mock", "openai", *small), start("mock", "anthropic", *small)
     proxy = start("proxy", f"openai={chat_mock}", f"anthropic={message_mock}", f"slow:openai={slow_mock}",
-                  f"small:openai={small_mock}")
+                  f"slow-messages:anthropic={slow_message_mock}", f"small:openai={small_mock}",
+                  f"small-messages:anthropic={small_message_mock}")
     chat, message = (chat_mock, proxy + "/openai"), (message_mock, proxy + "/anthropic")
 
     create = lambda base: openai_client(base).chat.completions.create
@@ -143,9 +168,10 @@ def main():
     same("messages, streamed",
          lambda base: list(write(base)(model="c", max_tokens=9, messages=MESSAGES, stream=True)), *message)
 
-    direct, through = curl(chat_mock), curl(proxy + "/openai")
-    assert direct == through, f"curl: {direct} != {through}"
-    print("same: curl")
+    for what, call in (("curl", lambda base: curl_status(base, "hi")), ("curl, streamed", curl_events)):
+        direct, through = call(chat_mock), call(proxy + "/openai")
+        assert direct == through, f"{what}: {direct} != {through}"
+        print("same:", what)
 
     for base in (small_mock, proxy + "/small"):
         try:
@@ -153,20 +179,40 @@ def main():
             raise SystemExit("a request that is too large was accepted")
         except openai.RateLimitError as error:
             assert "Request too large" in str(error), error
-    print("same: an error")
+    errors = []
+    for base in (small_message_mock, proxy + "/small-messages"):
+        try:
+            messages = [{"role": "user", "content": "x" * 100}]
+            anthropic_client(base, max_retries=0).messages.create(model="c", max_tokens=9, messages=messages)
+            raise SystemExit("a request that is too large was accepted")
+        except anthropic.RateLimitError as error:
+            errors.append(plain(error.body))
+    assert errors[0] == errors[1], errors
+    direct, through = (curl_status(base, "x" * 100) for base in (small_mock, proxy + "/small"))
+    assert direct == through and direct[1] == "429", f"curl: {direct} != {through}"
+    print("same: errors")
 
-    before = time.monotonic()
     stream = openai_client(proxy + "/slow").chat.completions.create(model="m", messages=MESSAGES, stream=True)
     next(iter(stream))
     stream.close()
-    while any(scope["in_flight"] for scope in get(proxy + "/tidegate/scopes")["scopes"]):
-        assert time.monotonic() - before < 60, "the call goes on without its caller"
-        time.sleep(0.05)
-    assert get(slow_mock + "/mock/totals")["completed"] == 0, "the upstream went on without its caller"
-    print("cancelled: a stream")
+    wait_until_idle(proxy, slow_mock)
+    stream = anthropic_client(proxy + "/slow-messages").messages.create(
+        model="c", max_tokens=60, messages=MESSAGES, stream=True)
+    next(iter(stream))
+    stream.close()
+    wait_until_idle(proxy, slow_message_mock)
+    body = {"model": "m", "messages": MESSAGES, "stream": True}
+    line = curl(proxy + "/slow/v1/chat/completions", body, "--no-buffer")
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout.readline().startswith("data: ")
+        program.terminate()
+    wait_until_idle(proxy, slow_mock)
+    print("cancelled: streams")
 
     folder = node_package(pathlib.Path(sys.argv[2]), sys.argv[3])
-    subprocess.run(["node", "sdk.mjs", chat_mock, proxy + "/openai"], cwd=folder, check=True)
+    bases = [chat_mock, proxy + "/openai", small_mock, proxy + "/small", proxy + "/slow"]
+    subprocess.run(["node", "sdk.mjs", *bases], cwd=folder, check=True)
+    wait_until_idle(proxy, slow_mock)
     tenants()
 
 

@@ -7,7 +7,11 @@ use tidegate::{Auto, ResourceName, Retry, RetryBudget, Slots, Throttle};
 use tidegate_server::ShutdownOutcome;
 
 use crate::kit::codec::{Value, json};
+use crate::kit::frozen::{Frozen, advance_until};
 use crate::kit::{ApiResponse, Kit, soon};
+
+/// How far the frozen clock advances at a time.
+const TENTH: Duration = Duration::from_millis(100);
 
 async fn acquire(kit: &Kit, body: Value) -> ApiResponse {
     kit.post("/v1/upstreams/openai%2Fgpt-4/acquire", body).await
@@ -93,16 +97,18 @@ async fn failing_upstream_is_not_called_for_a_while() {
 }
 
 /// It was refused at once, however long the call would have waited.
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn permit_waits_for_a_circuit_to_close() {
+    let _frozen = Frozen::new();
     let kit = Kit::new().await;
     for _ in 0..5 {
-        let granted = acquire(&kit, json!({"within": 30})).await;
+        let granted = advance_until(TENTH, acquire(&kit, json!({"within": 30}))).await.0;
         let path = format!("/v1/permits/{}/settle", granted.body["permit"].as_str().unwrap());
         assert_eq!(kit.post(&path, json!({"status": 500})).await.status, 200);
     }
-    let granted = acquire(&kit, json!({"within": 60})).await;
+    let (granted, waited) = advance_until(TENTH, acquire(&kit, json!({"within": 60}))).await;
     assert_eq!(granted.status, 200, "{}", granted.text);
+    assert!(waited > Duration::from_secs(1), "the circuit was open: {waited:?}");
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ use hyper_util::rt::TokioExecutor;
 use tidegate_proxy::{
     HttpService, ListenBounds, Mock, MockOptions, Profiles, Proxy, Tenants, Upstream, serve,
 };
-use tokio::net::TcpListener;
+use tidegate_server::Listener;
 
 use super::codec::{self, Value};
 
@@ -35,10 +35,15 @@ impl Reply {
     }
 }
 
+/// Listens at a free port.
+pub(crate) fn listen() -> Listener {
+    Listener::bind(([127, 0, 0, 1], 0).into(), false).expect("a port")
+}
+
 /// Serves on a free port for the rest of the test.
 pub(crate) async fn start(service: impl HttpService) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let addr = listener.local_addr().expect("an address");
+    let listener = listen();
+    let addr = listener.local_addr();
     tokio::spawn(serve(listener, service, None, ListenBounds::default(), std::future::pending()));
     addr
 }

@@ -3,6 +3,8 @@
 
 pub(crate) mod client;
 pub(crate) mod codec;
+#[path = "../../../../server/tests/it/kit/frozen.rs"]
+pub(crate) mod frozen;
 #[path = "../../../../server/tests/it/kit/pki.rs"]
 pub(crate) mod pki;
 pub(crate) mod raw;

@@ -41,6 +41,22 @@ pub(crate) async fn closing_upstream(reply: &'static str) -> SocketAddr {
     addr
 }
 
+/// Closes each connection once a request has arrived.
+pub(crate) async fn hanging_up_upstream() -> (SocketAddr, mpsc::UnboundedReceiver<Seen>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let addr = listener.local_addr().expect("an address");
+    let (seen, seen_by_test) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut buffer = vec![0; 65_536];
+            if let Ok(count @ 1..) = stream.read(&mut buffer).await {
+                let _ = seen.send(Seen::Request(String::from_utf8_lossy(&buffer[..count]).into_owned()));
+            }
+        }
+    });
+    (addr, seen_by_test)
+}
+
 async fn serve(mut stream: TcpStream, reply: &'static str, seen: mpsc::UnboundedSender<Seen>) {
     let mut buffer = vec![0; 65_536];
     while let Ok(count @ 1..) = stream.read(&mut buffer).await {

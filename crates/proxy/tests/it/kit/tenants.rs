@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tidegate::store::ManualWall;
 use tidegate::{EntityId, Limiter, Memory, Paging, Policy, Scope, Stamp, Usage, Window};
 use tidegate_core::limit::name::Namespace;
 use tidegate_core::limit::token::{NewToken, TokenId, TokenScope, TokenScopes};
@@ -15,7 +16,16 @@ pub(crate) struct Store {
 
 impl Store {
     pub(crate) async fn new(limits: &[&str]) -> Self {
-        let limiter = Limiter::new(Memory::new());
+        Self::over(Memory::new(), limits).await
+    }
+
+    /// A store whose time is this clock's.
+    pub(crate) async fn with_clock(clock: ManualWall, limits: &[&str]) -> Self {
+        Self::over(Memory::with_clock(clock), limits).await
+    }
+
+    async fn over(memory: Memory, limits: &[&str]) -> Self {
+        let limiter = Limiter::new(memory);
         if !limits.is_empty() {
             let policy =
                 Policy::new(limits.iter().map(|text| text.parse().expect("a limit"))).expect("a policy");
