@@ -83,6 +83,16 @@ fn composed(name: &str) -> Cow<'_, str> {
     Cow::Owned(name.nfc().collect())
 }
 
+/// A display name as it is written: composed (NFC), as names are.
+pub(crate) fn composed_text(text: &str) -> String {
+    text.nfc().collect()
+}
+
+/// The first character of a display name that a reader cannot see or that reorders others, and its place.
+pub(crate) fn hidden_letter(text: &str) -> Option<(usize, char)> {
+    text.char_indices().find(|(_, letter)| letter.is_control() || is_hidden(*letter))
+}
+
 fn check_letters(name: &str, is_bad: impl Fn(char) -> bool) -> Result<(), NameProblem> {
     match name.char_indices().find(|(_, letter)| is_bad(*letter)) {
         Some((at, letter)) => Err(NameProblem::Letter { letter, at }),

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use thiserror::Error;
 
 use crate::excerpt::excerpt;
-use crate::limit::name::{EntityId, LIMIT_NAME_MAX, LimitName, Namespace};
+use crate::limit::name::{EntityId, LIMIT_NAME_MAX, LimitName, Namespace, composed_text, hidden_letter};
 use crate::time::Stamp;
 
 /// The maximum length of a token's display name, in bytes.
@@ -202,7 +202,7 @@ impl NewToken {
     /// [`InvalidToken`] names the field, its value and its bound.
     pub fn check(&self, now: Stamp) -> Result<(), InvalidToken> {
         let (id, name) = (&self.id, &self.name);
-        if name.is_empty() || name.len() > TOKEN_NAME_MAX || name.contains(char::is_control) {
+        if name.is_empty() || name.len() > TOKEN_NAME_MAX || hidden_letter(name).is_some() {
             return Err(InvalidToken::Name { id: id.clone(), bytes: name.len() });
         }
         if self.scopes.is_empty() {
@@ -258,7 +258,7 @@ impl Token {
     /// The requested token, created at `now` by `actor`.
     pub fn made(new: &NewToken, now: Stamp, actor: &str) -> Self {
         let NewToken { id, name, namespace, scopes, entity, expires_at } = new.clone();
-        let (created_at, created_by) = (now, actor.to_owned());
+        let (created_at, created_by, name) = (now, actor.to_owned(), composed_text(&name));
         Self { id, name, namespace, scopes, entity, created_at, created_by, expires_at, revoked_at: None }
     }
 
@@ -288,7 +288,7 @@ pub enum InvalidToken {
     },
     /// Its name is invalid.
     #[error(
-        "the name of token `{id}` has {bytes} bytes, outside 1..={TOKEN_NAME_MAX} without control characters"
+        "the name of token `{id}` has {bytes} bytes, outside 1..={TOKEN_NAME_MAX} without control and invisible characters"
     )]
     Name {
         /// The token.
@@ -355,7 +355,11 @@ mod tests {
                 "the name of token `ci-7` has 0 bytes, outside 1..=256",
             ),
             (NewToken { name: long, ..new_token() }, "the name of token `ci-7` has 257 bytes"),
-            (NewToken { name: "a\nb".to_owned(), ..new_token() }, "without control characters"),
+            (NewToken { name: "a\nb".to_owned(), ..new_token() }, "without control and invisible characters"),
+            (
+                NewToken { name: "a\u{202e}b".to_owned(), ..new_token() },
+                "without control and invisible characters",
+            ),
             (NewToken { scopes: TokenScopes::new([]), ..new_token() }, "the token `ci-7` has no scope"),
             (NewToken { expires_at: Some(NOW), ..new_token() }, "which is not after now"),
         ];

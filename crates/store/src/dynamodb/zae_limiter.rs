@@ -153,13 +153,14 @@ fn policy(item: &Item, scope: Scope, contents: &mut ZaeLimiterContents) -> Resul
         return Ok(());
     }
     let mut policy = Policy::new(limits)?;
-    // The narrowest scope with any limit replaces all wider ones.
-    if scope != Scope::System {
+    // The narrowest scope with any limit replaces all wider ones; one without falls through to them.
+    if scope != Scope::System && has_limits {
         policy = policy.only();
     }
     match item.get("on_unavailable").and_then(|value| value.as_s().ok()).map(String::as_str) {
         Some("allow") => policy = policy.on_unavailable(OnUnavailable::Allow),
         Some("block") => policy = policy.on_unavailable(OnUnavailable::Block),
+        _ if !has_limits => return Ok(()),
         _ => {}
     }
     contents.policies.push((scope, policy));
@@ -207,6 +208,9 @@ mod tests {
             ),
             item("ENTITY#bot", "#META", &of_bot),
             item("ENTITY#bot", "#CONFIG#gpt-4", &rpm(0, 1)),
+            // Without limits, the wider ones apply there.
+            item("ENTITY#idle", "#CONFIG#_default_", &[]),
+            item("ENTITY#bot", "#CONFIG#o1", &[("on_unavailable", text("block"))]),
             item("BUCKET#bot#gpt-4#0", "#STATE", &[]),
         ];
         let ZaeLimiterContents { entities, policies, skipped } = contents(&items, ID);
@@ -223,6 +227,7 @@ mod tests {
                 "system: rpm:100/min false Some(Allow)",
                 "resource gpt-4: t_pm:100/min:150 true None",
                 "entity acme: rpm:7/h true None",
+                "entity bot, resource o1:  false Some(Block)",
             ]
         );
         assert_eq!(
