@@ -363,8 +363,8 @@ mod tests {
             let end = match profile.reserve {
                 Reserve::None => "nothing",
                 _ if !profile.release => "the same",
-                Reserve::Input => "input that was used",
-                _ => "what was used",
+                Reserve::Input => "used input",
+                _ => "used input and output",
             };
             let limits = if profile.separate_output { "apart" } else { "together" };
             let refused = if profile.refused_counts { "count" } else { "do not count" };

@@ -194,7 +194,7 @@ pub(super) fn error_event(call: &Call, format: Format) -> String {
     }
 }
 
-/// The body of a 429. Of hidden limits it names what was exceeded, but no amount and no time.
+/// The body of a 429. Of hidden limits it names the exceeded one, but no amount and no time.
 pub(super) fn refusal(call: &Call, format: Format, exceeded: &Exceeded, is_hidden: bool) -> String {
     let Exceeded { counted, limit, used, requested, period, retry_after } = exceeded;
     let wait = retry_after.filter(|_| !is_hidden).map(|wait| wait.as_secs_f64());

@@ -43,7 +43,7 @@ pub struct MockOptions {
     /// `-` distinguishes several of one kind.
     pub limits: Vec<Limit>,
     /// Whether responses say nothing about the limits: neither headers nor bodies have amounts or times. Some
-    /// providers send `retry-after` all the same.
+    /// providers send `retry-after` even then.
     pub is_hidden: bool,
     /// The output of each call, unless the request asks for less.
     pub output_tokens: u64,

@@ -152,7 +152,7 @@ async fn bytes_of_any_size_are_streamed() {
     assert_eq!(caller.get("/elsewhere").await.status, 404);
 }
 
-/// Bodies had the limit, what was used and when to retry.
+/// Bodies had the limit, the usage and the time of a retry.
 #[tokio::test]
 async fn hidden_limits_are_in_no_body() {
     let cases = [
