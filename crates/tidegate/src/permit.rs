@@ -113,7 +113,7 @@ impl<'a> Permit<'a> {
         }
     }
 
-    /// Adds tokens to those reported: what was reported before, and now.
+    /// Adds tokens to those reported. Returns the sums before and now.
     fn add_reported(&mut self, tokens: Cost) -> (Option<Cost>, Cost) {
         let before = self.reported.as_deref().copied();
         let reported = before.map_or(tokens, |before| before.plus_tokens(tokens));

@@ -140,11 +140,10 @@ fn every_gate_key_sets_its_draft_field() {
 fn controller_retry_and_total_keys_set_the_draft() {
     let table = [
         (
-            "recovery_slots = 5\npause = { tail = 10, sizes = { small_max = 9, small = 1, large = 60 } }",
+            "preset = 'layered'\npause = { tail = 20, sizes = { small_max = 9, small = 1, large = 60 } }",
             Draft {
-                recovery_slots: Some(5),
-                pause: Pause::default().tail(10 * SECOND).sizes(SizeRule::new(9, SECOND, MINUTE)),
-                ..Draft::auto()
+                pause: Pause::default().tail(20 * SECOND).sizes(SizeRule::new(9, SECOND, MINUTE)),
+                ..Draft::layered()
             },
         ),
         (
