@@ -35,12 +35,12 @@ fn first_cut_keeps_a_share_of_a_doubling_pace() {
 fn calm_cut_measures_accepted_units_over_time() {
     // Estimate, pace, sent in 10 s; the new estimate and what the pace returns to.
     let table = [
-        // As expected: what was accepted.
+        // As expected: the accepted requests.
         (100.0, 102.0, 1_011, 101.0, 101.0),
         // Within half a swing below the pace.
         (100.0, 102.0, 501, 102.0 * 0.985, 102.0 * 0.985),
         (100.0, 102.0, 2_001, 102.0, 102.0),
-        // The limit has moved: between what was accepted and the pace.
+        // The limit has moved: between the accepted requests and the pace.
         (100.0, 400.0, 2_001, (200.0_f64 * 400.0).sqrt(), 200.0),
         (100.0, 900.0, 1_201, 450.0, 120.0),
         // No more was accepted than before: one step up.
@@ -105,7 +105,7 @@ fn rejection_before_the_anchor_does_not_count_twice() {
     let mut one = quota(100.0, 102.0, 3);
     cut(&mut one, Wave::Calm, 1_001, 10.0);
     let mut other = one;
-    // Of the thousand before the anchor ten were rejected: that changes nothing of what was accepted since.
+    // Of the thousand before the anchor ten were rejected: that changes nothing of those accepted since.
     other.reject(10, 9.0);
     for quota in [&mut one, &mut other] {
         quota.rate = 102.0;
@@ -115,7 +115,7 @@ fn rejection_before_the_anchor_does_not_count_twice() {
 }
 
 #[test]
-fn return_tells_a_window_from_an_outage() {
+fn return_separates_a_window_from_an_outage() {
     // Confidence, units accepted in 60 s; the new estimate, and whether that is a window.
     let table = [
         (0, Some(3_000.0), 52.5, true),
@@ -147,7 +147,7 @@ fn pace_returns_swings_and_departs() {
         // Back to the estimate, and not beyond its swing.
         (100.0, 100.0, 50.0, 53.0),
         (100.0, 100.0, 96.0, 97.0),
-        // Back to what was granted before a deep cut.
+        // Back to the pace granted before a deep cut.
         (100.0, 300.0, 98.0, 107.0),
         // The swing: 6 % in 3 s.
         (100.0, 100.0, 98.0, 98.2),

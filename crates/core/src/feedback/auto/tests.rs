@@ -77,7 +77,7 @@ impl Rig {
     }
 
     /// 64 workers that never rest, for some seconds. `respond` is asked with the number in flight and the time when a
-    /// request is sent, for its latency and outcome. Returns the reasons reported meanwhile.
+    /// request is sent, for its latency and outcome. Returns the reasons reported since.
     fn work(
         &mut self,
         secs: u64,
