@@ -18,7 +18,7 @@ Examples:
   tidegate bucket reset acme gpt-4 tpm --across entities   # all of gpt-4
   tidegate bucket reset acme gpt-4 tpm:1k/min              # given with a call
 
-A limit that a call or a rule for Envoy has, and no policy, is named by its text.";
+A limit that only calls or Envoy's rules have is named by its text.";
 
 /// Subcommands of `bucket`.
 #[derive(Debug, Subcommand)]

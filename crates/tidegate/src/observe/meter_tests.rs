@@ -8,6 +8,8 @@ use std::sync::OnceLock;
 use metrics::{
     CounterFn, GaugeFn, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, with_local_recorder,
 };
+use tidegate_core::feedback::headers::{Dimension, Reset};
+use tidegate_core::outcome::QuotaLevel;
 use tidegate_core::plan::{Brake, Budget, Circuit, Controller, Rate, Slots};
 use tidegate_core::retry::Retry;
 
@@ -193,6 +195,11 @@ fn exercise_both(clock: &ManualClock) {
     for _ in 0..10 {
         clock.advance(secs(10));
         auto.try_acquire(REQUEST).unwrap().settle(Outcome::overload());
+    }
+    let level = QuotaLevel { limit: 100, remaining: 50, reset: Reset::More(secs(20)), window: None };
+    for _ in 0..2 {
+        clock.advance(secs(10));
+        auto.try_acquire(REQUEST).unwrap().settle(Outcome::success().quota(Dimension::Requests, level));
     }
 }
 

@@ -21,7 +21,7 @@ const MARGIN: f32 = 2.0;
 /// Beyond that the excess grows by this much per second.
 const DEPART: f32 = 0.5;
 
-/// Until then the score falls by this share of it per second: in the end only latency limits the slots.
+/// There the score falls by this share of it per second, so that in the end only latency limits the slots.
 const DENY: f32 = 0.05;
 
 /// Slots now, and the evidence of a cap.
