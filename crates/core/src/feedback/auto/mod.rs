@@ -28,7 +28,7 @@ use self::baseline::{Baseline, Load, Reading};
 use self::cap::Cap;
 pub(crate) use self::dimension::index_of;
 use self::dimension::{Dimension, distinct_levels};
-use self::outage::Outage;
+use self::outage::OutageState;
 use self::quota::{ESTIMATE_MIN, Quota, Wave};
 use self::report::LastReport;
 use crate::control::Reason;
@@ -53,7 +53,7 @@ pub(crate) const ASK_AGAIN: Duration = Duration::from_millis(250);
 pub(crate) struct AutoState {
     /// Requests first; tokens once a request costs any; input and output tokens once one names any.
     dimensions: SmallVec<[Dimension; 1]>,
-    outage: Outage,
+    outage: OutageState,
     cap: Cap,
     baseline: Baseline,
     /// When the paces were last refilled.
@@ -102,7 +102,7 @@ impl AutoState {
     pub(crate) fn new(limits: &AutoLimits) -> Self {
         Self {
             dimensions: smallvec![Dimension::new(limits.rate_start, 1.0, 0)],
-            outage: Outage::default(),
+            outage: OutageState::default(),
             cap: Cap::starting_at(limits.slots_start),
             baseline: Baseline::default(),
             at: 0.0,
@@ -191,7 +191,6 @@ impl AutoState {
         let at = secs(now);
         let requests = self.dimensions[0].quota.sent;
         if requests == 0 {
-            self.outage.start(at);
             self.dimensions[0].quota.start(at);
         }
         let costs = cost.estimated();
@@ -214,7 +213,9 @@ impl AutoState {
                 law.spend(units(cost));
             }
         }
-        self.outage.sent(at, self.baseline.latency());
+        if let Some(outage) = self.outage.get_mut() {
+            outage.sent(at, self.baseline.latency());
+        }
         (sent, before)
     }
 
@@ -236,7 +237,9 @@ impl AutoState {
         if self.baseline.is_current(charge.sent.cohort) {
             self.baseline.leave();
         }
-        self.outage.stop_probing(secs(charge.entered), secs(now));
+        if let Some(outage) = self.outage.get_mut() {
+            outage.stop_probing(secs(charge.entered), secs(now));
+        }
         self.read_cohort(limits, in_flight, secs(now));
         self.cap.slots = limits.clamp_slots(self.cap.slots);
     }
@@ -376,22 +379,24 @@ impl AutoState {
             return Advice::default();
         }
         let index = self.blame(outcome.exceeded, now);
+        let started_at = self.dimensions[0].quota.started_at();
         if let Some(law) = &mut self.dimensions[index].law
             && law.is_fresh(now)
         {
             law.distrust();
             self.cut_at = now;
             let accepted = self.requests_accepted_before(sent_before[0], cost[0]);
-            let is_empty = !self.outage.wave(accepted);
+            let outage = self.outage.of_rejection(started_at);
+            let is_empty = !outage.wave(accepted);
             let hint = outcome.retry_after.map(|hint| hint.as_secs_f64());
-            let stops_all = self.outage.count(is_empty, hint, now, random);
+            let stops_all = outage.count(is_empty, hint, now, random);
             return Advice { is_cut: true, stops_all, ..Advice::default() };
         }
         let unit = self.unit(index);
         let before = |index: usize| self.dimensions[index].quota.sent_before(sent_before[index], cost[index]);
         let (before_it, requests_before) = (before(index), before(0));
         let accepted = self.dimensions[0].quota.accepted_before(requests_before, cost[0]);
-        let accepted_some = self.outage.wave(accepted);
+        let accepted_some = self.outage.of_rejection(started_at).wave(accepted);
         let gap = now - self.cut_at;
         let quota = &self.dimensions[index].quota;
         let wave = if quota.estimate == 0.0 {
@@ -414,7 +419,7 @@ impl AutoState {
             return Advice { is_cut: true, ..Advice::default() };
         }
         if wave == Wave::Calm {
-            self.outage.fade_window();
+            self.outage.of_rejection(started_at).fade_window();
         }
         let dimension = &mut self.dimensions[index];
         dimension.quota.cut(wave, before_it, cost[index], sent_at, unit);
@@ -424,7 +429,7 @@ impl AutoState {
         }
         let is_empty = wave == Wave::Pressed { accepted_some: false };
         let hint = outcome.retry_after.map(|hint| hint.as_secs_f64());
-        let stops_all = self.outage.count(is_empty, hint, now, random);
+        let stops_all = self.outage.of_rejection(started_at).count(is_empty, hint, now, random);
         Advice { is_cut: true, stops_all, ..Advice::default() }
     }
 
@@ -466,7 +471,9 @@ impl AutoState {
         if index == 0 {
             quota.rate = limits.clamp(quota.rate);
         }
-        self.outage.end((accepted, index), is_window, dark, now);
+        if let Some(outage) = self.outage.get_mut() {
+            outage.end((accepted, index), is_window, dark, now);
+        }
     }
 
     /// Reads the cohort if it is complete; returns why slots were cut, if they were.

@@ -4,6 +4,8 @@
 //! Then one request goes as a probe. When the upstream accepts again, the units accepted since the last such
 //! return distinguish an outage from a quota that is granted in windows.
 
+use std::ops::Deref;
+
 use super::narrow;
 use crate::random::Random;
 
@@ -20,8 +22,32 @@ const WINDOW_MAX: f64 = 120.0;
 /// A darkness longer than this, in seconds, is the rest of a window.
 const WINDOW_DARK: f64 = 2.0;
 
-/// The state of an outage, or the rhythm of a window.
-#[derive(Debug, Clone, Copy, Default)]
+/// The state of an outage, or the rhythm of a window. Allocated with the first rejection, so that a key without any
+/// stays small.
+#[derive(Debug, Clone, Default)]
+pub(super) struct OutageState(Option<Box<Outage>>);
+
+impl OutageState {
+    /// The state, for a rejection; the first request was sent at `started_at`.
+    pub(super) fn of_rejection(&mut self, started_at: f64) -> &mut Outage {
+        self.0.get_or_insert_with(|| Box::new(Outage { back_at: started_at, ..Outage::NONE }))
+    }
+
+    /// The state, if there was a rejection.
+    pub(super) fn get_mut(&mut self) -> Option<&mut Outage> {
+        self.0.as_deref_mut()
+    }
+}
+
+impl Deref for OutageState {
+    type Target = Outage;
+
+    fn deref(&self) -> &Outage {
+        self.0.as_deref().unwrap_or(&Outage::NONE)
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Outage {
     /// Waves in a row in which nothing was accepted.
     waves: u32,
@@ -45,6 +71,19 @@ pub(super) struct Outage {
 }
 
 impl Outage {
+    const NONE: Self = Self {
+        waves: 0,
+        probe_at: None,
+        has_returned: false,
+        back_index: 0,
+        rest_until: 0.0,
+        last_accepted: 0.0,
+        back_at: 0.0,
+        back_accepted: 0.0,
+        excess: 0.0,
+        window: 0.0,
+    };
+
     pub(super) fn window(&self) -> f64 {
         f64::from(self.window)
     }
@@ -112,11 +151,6 @@ impl Outage {
         self.probe_at.is_some()
     }
 
-    /// The first request is sent.
-    pub(super) const fn start(&mut self, now: f64) {
-        self.back_at = now;
-    }
-
     /// Units accepted and seconds passed since the last return, if the upstream accepts again at `now`. The
     /// units are unknown if they were counted in another dimension then.
     pub(super) fn since_back(&self, accepted: f64, index: usize, now: f64) -> (Option<f64>, f64) {
@@ -166,7 +200,7 @@ mod tests {
 
     #[test]
     fn rests_double_while_nothing_is_accepted() {
-        let mut outage = Outage::default();
+        let mut outage = Outage::NONE;
         assert!(!rejected(&mut outage, 10.0, None, 0.0));
         let rests: Vec<f64> = (0..8)
             .map(|_| {
@@ -181,7 +215,7 @@ mod tests {
 
     #[test]
     fn hint_stops_all_only_if_nothing_was_accepted() {
-        let mut outage = Outage::default();
+        let mut outage = Outage::NONE;
         assert!(!rejected(&mut outage, 10.0, Some(30.0), 0.0), "ten were accepted before it");
         assert!(!rejected(&mut outage, 20.0, Some(30.0), 1.0), "ten more were accepted");
         assert!(!outage.is_dark());
@@ -191,7 +225,7 @@ mod tests {
 
     #[test]
     fn one_probe_goes_at_a_time_in_the_dark() {
-        let mut outage = Outage::default();
+        let mut outage = Outage::NONE;
         for _ in 0..3 {
             rejected(&mut outage, 1.0, None, 0.0);
         }
@@ -207,7 +241,7 @@ mod tests {
     #[test]
     fn hint_counts_without_its_rounding() {
         for (hint, elapsed) in [(0.3, 9.7), (1.0, 9.0), (8.0, 9.0)] {
-            let mut outage = Outage::default();
+            let mut outage = Outage::NONE;
             outage.end((100.0, 0), true, 1.0, 10.0);
             assert!(!rejected(&mut outage, 150.0, Some(hint), 12.0));
             assert!(rejected(&mut outage, 150.0, Some(hint), 12.1));
@@ -221,7 +255,7 @@ mod tests {
 
     #[test]
     fn window_is_the_time_between_two_returns() {
-        let mut outage = Outage::default();
+        let mut outage = Outage::NONE;
         outage.end((100.0, 0), true, 30.0, 60.0);
         assert!(outage.window() == 0.0, "the first return has none before it");
         outage.end((200.0, 0), true, 1.0, 110.0);

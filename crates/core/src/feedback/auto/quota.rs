@@ -64,6 +64,11 @@ impl Quota {
         Self { rate, held_at: f64::NEG_INFINITY, since, ..Self::default() }
     }
 
+    /// When the first request was sent, until the first cut.
+    pub(super) const fn started_at(&self) -> f64 {
+        self.anchor_at
+    }
+
     /// Starts the measurement with the first request.
     pub(super) const fn start(&mut self, now: f64) {
         self.anchor_at = now;
