@@ -46,15 +46,8 @@ impl Throttle {
 }
 
 impl Inner {
-    #[inline]
-    pub(crate) fn settle(&self, charge: Charge, reported: Option<Cost>, outcome: Outcome) {
-        if !self.settle_plain(&charge, outcome.is_always_learned()) {
-            let time = if self.needs_reading(outcome) { Time::Needed } else { Time::Idle };
-            self.settle_locked(Ending { charge, reported, outcome: &outcome }, time);
-        }
-    }
-
-    /// The same for a permit. By value and apart, so that callers need no permit in memory for the fast path.
+    /// Settles a request, on the slow path. By value and apart, so that callers need no permit in memory for the fast
+    /// path.
     #[inline(never)]
     pub(crate) fn settle_apart(&self, charge: Charge, reported: Option<Box<Cost>>, outcome: &Outcome) {
         let time = if self.needs_reading(*outcome) { Time::Needed } else { Time::Idle };

@@ -67,7 +67,10 @@ impl OwnedCharge {
     /// Ends the request.
     #[inline(never)]
     pub(crate) fn settle(self, outcome: Outcome) {
-        self.handle.throttle().settle(self.charge, None, outcome);
+        let throttle = self.handle.throttle();
+        if !throttle.settle_plain(&self.charge, outcome.is_always_learned()) {
+            throttle.settle_apart(self.charge, None, &outcome);
+        }
     }
 }
 

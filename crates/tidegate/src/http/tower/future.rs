@@ -82,7 +82,7 @@ impl<C: Send + Sync + 'static> InFlightCharge<C> {
 impl<C> Drop for InFlightCharge<C> {
     fn drop(&mut self) {
         if let Some((shared, charge)) = self.held.take() {
-            shared.throttle.inner.settle(charge, None, Outcome::ignored());
+            shared.throttle.inner.settle_apart(charge, None, &Outcome::ignored());
         }
     }
 }
