@@ -50,7 +50,7 @@ impl Inner {
     /// path.
     #[inline(never)]
     pub(crate) fn settle_apart(&self, charge: Charge, reported: Option<Box<Cost>>, outcome: &Outcome) {
-        let time = if self.needs_reading(*outcome) { Time::Needed } else { Time::Idle };
+        let time = if self.needs_reading(outcome) { Time::Needed } else { Time::Idle };
         let reported = reported.map(|reported| *reported);
         self.settle_locked(Ending { charge, reported, outcome }, time);
     }
@@ -148,7 +148,7 @@ impl Inner {
 
     /// Something learns, or a hint is counted from now.
     #[inline]
-    pub(crate) fn needs_reading(&self, outcome: Outcome) -> bool {
+    pub(crate) fn needs_reading(&self, outcome: &Outcome) -> bool {
         self.settles_timed() || outcome.has_hint()
     }
 
