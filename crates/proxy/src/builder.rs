@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use http::uri::{Authority, Scheme, Uri};
 use thiserror::Error;
+use tidegate_core::duration::Exact;
 use tidegate_core::limit::lease::RENEWAL_MAX;
 use tidegate_core::retry::{Retries, RetryBudget};
 
@@ -171,7 +172,8 @@ impl ProxyBuilder {
         }
         let lease_time = self.bounds.lease_time;
         if !(LEASE_TIME_MIN..=RENEWAL_MAX).contains(&lease_time) {
-            return Err(InvalidProxy(format!("lease_time is {lease_time:?}, and must be from 1s to 24h")));
+            let lease_time = Exact(lease_time);
+            return Err(InvalidProxy(format!("lease_time is {lease_time}, and must be from 1s to 24h")));
         }
         Proxy::of(self)
     }
@@ -225,6 +227,6 @@ mod tests {
         assert!(Proxy::builder().build().unwrap_err().to_string().starts_with("there is no upstream"));
         let bounds = ProxyBounds { lease_time: Duration::ZERO, ..ProxyBounds::default() };
         let error = Proxy::builder().upstream(twice()).unwrap().bounds(bounds).build().unwrap_err();
-        assert_eq!(error.to_string(), "lease_time is 0ns, and must be from 1s to 24h");
+        assert_eq!(error.to_string(), "lease_time is 0s, and must be from 1s to 24h");
     }
 }

@@ -20,8 +20,7 @@ const FADE: f32 = 0.999;
 const MARGIN: f32 = 2.0;
 /// Beyond that the excess grows by this much per second.
 const DEPART: f32 = 0.5;
-
-/// There the score falls by this share of it per second, so that in the end only latency limits the slots.
+/// The score falls by this share per second while slots exceed the margin: in the end only latency limits them.
 const DENY: f32 = 0.05;
 
 /// Slots now, and the evidence of a cap.

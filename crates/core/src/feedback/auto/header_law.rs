@@ -114,10 +114,12 @@ impl HeaderLaw {
         let reset = level.reset.after().as_secs_f64();
         if !is_to_full {
             // A new limit has another window, and one long reset counts for less in each later window.
-            let known = match self.is_to_full || limit.total_cmp(&self.limit).is_ne() {
-                true => 0.0,
-                false if sent_at >= self.reset_at => self.fill / 2.0,
-                false => self.fill,
+            let known = if self.is_to_full || limit.total_cmp(&self.limit).is_ne() {
+                0.0
+            } else if sent_at >= self.reset_at {
+                self.fill / 2.0
+            } else {
+                self.fill
             };
             self.fill = level.window.map_or(known.max(reset), |window| window.as_secs_f64());
         } else if limit - remaining >= 2.0 && reset > 0.0 {

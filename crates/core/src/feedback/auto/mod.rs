@@ -5,8 +5,8 @@
 //! pace swings around it; quota headers replace it while they are fresh. [`Outage`], [`Cap`] and [`Baseline`] exist
 //! once: they detect an outage, a cap on requests in flight, and rising latency.
 //!
-//! Nothing is stored per request: its permit carries a [`Dispatch`]. Only the first request of a dimension
-//! and its first header allocate. Times are seconds since the clock's origin, rates units per second.
+//! Nothing is stored per request: its permit carries a [`Dispatch`]. Only the first rejection, the first request of a
+//! dimension and its first header allocate. Times are seconds since the clock's origin, rates units per second.
 
 mod baseline;
 mod cap;

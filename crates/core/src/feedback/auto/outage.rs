@@ -22,8 +22,7 @@ const WINDOW_MAX: f64 = 120.0;
 /// A darkness longer than this, in seconds, is the rest of a window.
 const WINDOW_DARK: f64 = 2.0;
 
-/// The state of an outage, or the rhythm of a window. Allocated with the first rejection, so that a key without any
-/// stays small.
+/// What rejections have shown: allocated with the first one, so that a key without any stays small.
 #[derive(Debug, Clone, Default)]
 pub(super) struct OutageState(Option<Box<Outage>>);
 
@@ -47,6 +46,7 @@ impl Deref for OutageState {
     }
 }
 
+/// The state of an outage, or the rhythm of a window.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Outage {
     /// Waves in a row in which nothing was accepted.

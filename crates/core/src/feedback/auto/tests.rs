@@ -322,9 +322,6 @@ fn headers_of_one_kind_hold_back_its_requests() {
 /// Anthropic reports the tightest limit as that of all tokens too: input was paced by the limit of output.
 #[test]
 fn level_of_a_kind_is_not_that_of_all_tokens() {
-    use crate::feedback::headers::Reset;
-    use crate::outcome::QuotaLevel;
-
     let reset = Reset::More(Duration::from_secs(60));
     let level = QuotaLevel { limit: 600, remaining: 60, reset, window: None };
     let report = Outcome::success().quota(Metered::OutputTokens, level).quota(Metered::Tokens, level);
